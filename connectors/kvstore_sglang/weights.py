@@ -125,6 +125,12 @@ def sources(told: Arguments | None, named: str) -> dict[str, Source]:
     if elsewhere:
         option = elsewhere[0].replace("_", "-")
         raise Incompatible(f"with --{option} the weights are not what the files say: {ADVICE}")
+    mode = getattr(model, "weight_cache_mode", "off")
+    if mode != "off":
+        raise Incompatible(
+            f"with --weight-cache-mode {mode} the weights may be older than the files: {ADVICE}, "
+            "and another name when the weights change"
+        )
     found: dict[str, Source] = {
         "weights": _files(told, model.model_path, model.revision, str(model.load_format))
     }

@@ -18,6 +18,7 @@ from kvstore.settings import default_digest_memory
 from kvstore.system.file_digests import FileDigests
 from kvstore.system.fingerprints import Fingerprints, Source
 from kvstore.system.model_files import model_path, weights_files
+from kvstore_trtllm.model_config import Untold, check_pool, check_scales, read_files, text_model
 
 _NAME_THEM = 'name them in TRTLLM_KVSTORE, e.g. "weights_id": "my-model-v3"'
 _REFUSED = (
@@ -83,6 +84,10 @@ def check_supported(llm_args: Any) -> None:
         found = option(llm_args, name, supported)
         if found is not None and found != supported:
             raise Incompatible(f"{name}={found!r}: {reason}")
+    for name in ("kv_cache_config.dtype", "quant_config.kv_cache_quant_algo"):
+        found = option(llm_args, name)
+        if "FP4" in str(found).upper():
+            raise Incompatible(f"{name}={found!s}: kvstore does not support NVFP4 KV here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,27 @@ class Facts:
     text: str
 
 
-def facts_of(llm_args: Any, pool: torch.Tensor, version: str) -> Facts:
-    """Describe a pool, (blocks, layers, keys and values, bytes of one of them).
+def facts_of(
+    llm_args: Any, pool: torch.Tensor, version: str, *, allow_untested: bool = False
+) -> Facts:
+    """Describe a pool, (blocks, layers, keys and values, values of one of them).
 
-    Raises Incompatible for another kind of pool.
+    allow_untested: go by the options alone where the model's files do not tell its KV. Raises
+    Incompatible for another kind of pool, and for one that does not hold all KV of the model.
     """
     if pool.dim() != 4 or not pool.is_contiguous():
         raise Incompatible(f"a KV pool of shape {tuple(pool.shape)} is not known")
     latent = pool.shape[2] == 1  # keys alone: values are computed from them
     workers = int(option(llm_args, "tensor_parallel_size", 1) or 1)
+    block_tokens = int(option(llm_args, "kv_cache_config.tokens_per_block"))
+    try:
+        files = read_files(str(llm_args.model), option(llm_args, "revision"))
+        check_scales(files)
+        model = text_model(files["config.json"], option(llm_args, "model_kwargs"))
+        check_pool(model, pool, workers, block_tokens)
+    except Untold:
+        if not allow_untested:
+            raise
     told = {
         "version": version,
         "pool": list(pool.shape[1:]),
@@ -116,7 +133,7 @@ def facts_of(llm_args: Any, pool: torch.Tensor, version: str) -> Facts:
         **{name: str(option(llm_args, name)) for name in _KV_FOLLOWS},
     }
     return Facts(
-        block_tokens=int(option(llm_args, "kv_cache_config.tokens_per_block")),
+        block_tokens=block_tokens,
         record_nbytes=pool[0].numel() * pool.element_size(),
         shards=1 if latent else workers,
         text=json.dumps(told, sort_keys=True),

@@ -42,6 +42,7 @@ class KVStoreScheduler(KvCacheConnectorScheduler):  # type: ignore[misc] # its b
         self._tracked: dict[int, Tracked] = {}
         self._staged_nbytes = 0  # promised, and not with a step yet
         self._passed_on: list[list[LoadOrder]] = []
+        self._off = False  # for good: blocks do not have the tokens that the options say
 
     # What is stored -------------------------------------------------------------------------------
 
@@ -50,6 +51,8 @@ class KVStoreScheduler(KvCacheConnectorScheduler):  # type: ignore[misc] # its b
     ) -> tuple[int, bool]:
         """Return how many tokens are loaded beyond those the engine has, and False: at once."""
         self._forget(request.request_id)
+        if self._off:
+            return 0, False
         namespace = self._engine.namespace
         if namespace is None:
             self.counters.add(bypassed_unknown_weights=1)
@@ -128,6 +131,8 @@ class KVStoreScheduler(KvCacheConnectorScheduler):  # type: ignore[misc] # its b
                 meta.handed_out += data.new_block_ids
                 continue
             meta.handed_out += tracked.follow(data)
+            if tracked.miscounted:
+                self._refuse_blocks(tracked)
             if tracked.promise is not None:
                 meta.loads.append(self._load_order(data.request_id, tracked, tracked.promise))
             order = tracked.save_order(data)
@@ -137,6 +142,23 @@ class KVStoreScheduler(KvCacheConnectorScheduler):  # type: ignore[misc] # its b
         # behind this one.
         self._passed_on = [*self._passed_on[-3:], meta.loads]
         return meta
+
+    def _refuse_blocks(self, tracked: Tracked) -> None:
+        """Store and load nothing more: the blocks of a request are not of the size that we know."""
+        if tracked.promise is not None:
+            # The engine goes on behind tokens that nobody computes. This cannot be a miss any more.
+            raise Incompatible(
+                f"TensorRT-LLM {self._engine.version} gave {len(tracked.blocks)} blocks to a "
+                "request that needs another number of them: set kv_cache_config.tokens_per_block "
+                "to what it uses"
+            )
+        if not self._off:
+            self._off = True
+            logger.error(
+                "blocks=miscounted cache=off reason='a request has %d blocks and needs another "
+                "number' do='set kv_cache_config.tokens_per_block to what TensorRT-LLM uses'",
+                len(tracked.blocks),
+            )
 
     def _load_order(self, request_id: int, tracked: Tracked, promise: Promise) -> LoadOrder:
         blocks = tracked.blocks[promise.first : promise.first + promise.blocks]

@@ -31,7 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_id: names the weights instead of their digest; for weights that are not read from local
         files. Two engines with the same id must have identical weights.
     daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
-    allow_untested: run on a version of TensorRT-LLM that the connector is not made for.
+    allow_untested: run on a version of TensorRT-LLM that the connector is not made for, and where
+        config.json does not tell what KV the model has.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^$|^unix:.+")] = ""

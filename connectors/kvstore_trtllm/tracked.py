@@ -57,6 +57,7 @@ class Tracked:
         self.stored_blocks = 0  # of its prefix, as the daemon said
         self.blocks: list[int] = []  # of the device
         self.saves = False  # whether a save was ordered
+        self.miscounted = False  # whether its blocks are not as many as its tokens need
         self._root = root
         self._block_tokens = block_tokens
         self._chain = KeyChain(root, block_tokens)
@@ -83,6 +84,9 @@ class Tracked:
         self._seen_tokens += len(data.new_tokens)
         if len(data.new_tokens) > known:
             self.extend(data.new_tokens[known:])
+        # A sample may be under way that the engine has room for, and nobody has seen.
+        fewest, most = (-(-(len(self._tokens) + more) // self._block_tokens) for more in (0, 1))
+        self.miscounted = self.miscounted or not fewest <= len(self.blocks) <= most
         if self.promise is not None:
             self._promised_tokens = self.promise.blocks * self._block_tokens
         written = max(begin, data.computed_position // self._block_tokens)
@@ -90,7 +94,10 @@ class Tracked:
 
     def save_order(self, data: Any) -> Order | None:
         """Return which blocks are complete after this step, and are not known to be stored: their
-        keys, the index of the first, its parent, and where they are. None: there are none."""
+        keys, the index of the first, its parent, and where they are. None: there are none, or it
+        is not known which tokens are in a block."""
+        if self.miscounted:
+            return None
         # The first data leave out what was promised.
         computed = data.computed_position + self._promised_tokens + data.num_scheduled_tokens
         self._promised_tokens = 0

@@ -51,8 +51,14 @@ class KVStoreWorker(KvCacheConnectorWorker):  # type: ignore[misc] # its base is
     # Start and end --------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_cache_tensor: torch.Tensor) -> None:
-        """Take over the pool. Raises Incompatible if the ranks cannot be one engine to us."""
-        facts = facts_of(self._llm_args, kv_cache_tensor, self._engine.version)
+        """Take over the pool. Raises Incompatible if it does not hold all KV of the model, or if
+        the ranks cannot be one engine to us."""
+        facts = facts_of(
+            self._llm_args,
+            kv_cache_tensor,
+            self._engine.version,
+            allow_untested=self._engine.settings.allow_untested,
+        )
         if int(getattr(self._llm_args, "tensor_parallel_size", 1) or 1) > 1:
             self._agree(facts)
         self._pool = Pool(kv_cache_tensor)

@@ -180,6 +180,12 @@ class Namespaces:
     def __iter__(self) -> Iterator[StoredNamespace]:
         return iter(self._all.values())
 
+    def filled(self) -> Iterator[Namespace]:
+        """Yield the specifications of those that have blocks, used last first."""
+        for each in reversed(self._filled.values()):
+            if each.spec is not None:
+                yield each.spec
+
     def find(self, namespace_id: NamespaceId) -> StoredNamespace | None:
         """Return what is known of a namespace."""
         return self._all.get(namespace_id)

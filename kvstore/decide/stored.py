@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
+from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, NamespaceId, Part, Slot
 
 Extent = Any  # a place of the file tier; opaque here
-_OFFSET_BITS = 48
+_PAGE_SHIFT = PAGE_NBYTES.bit_length() - 1
+_OFFSET_BITS = 48 - _PAGE_SHIFT  # of pages: the rest of 64 bits numbers extents, of which many come
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 LISTED_MAX = 4  # records of a block that are kept in a tuple
 MASKS_MAX = 1 << 12  # pairs of group masks that are known to be the same
@@ -23,13 +24,13 @@ _masks: dict[tuple[int, int], tuple[int, int]] = {}  # one object per pair: see 
 class HeldSlot:
     """An arena slot and who keeps it from reuse: the index, and every lease or move on it.
 
-    place: extent and offset in one number.
+    place: extent and offset in one number, of 64 bits. Offsets are whole pages.
     """
 
     __slots__ = ("indexed", "nbytes", "pins", "place")
 
     def __init__(self, slot: Slot) -> None:
-        self.place = slot.extent << _OFFSET_BITS | slot.offset
+        self.place = slot.extent << _OFFSET_BITS | slot.offset >> _PAGE_SHIFT
         self.nbytes = slot.nbytes
         self.pins = 0
         self.indexed = False
@@ -48,7 +49,8 @@ class HeldSlot:
 
 def slot_at(place: int, nbytes: int) -> Slot:
     """Return the slot at a place: extent and offset in one number."""
-    return Slot._make((place >> _OFFSET_BITS, place & _OFFSET_MASK, nbytes))  # half the time
+    offset = (place & _OFFSET_MASK) << _PAGE_SHIFT
+    return Slot._make((place >> _OFFSET_BITS, offset, nbytes))  # half the time
 
 
 class StoredFrame:

@@ -103,9 +103,10 @@ class EtcdMembership:
         self._registration.own = member
         self._renew_now.set()
 
-    def on_claim(self, told: Callable[[], None]) -> None:
-        """Call `told` whenever this daemon is registered."""
+    def on_claim(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` whenever this daemon is registered; returns how to stop that."""
         self._registration.on_claim.append(told)
+        return lambda: self._registration.on_claim.remove(told)
 
     def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
         """Return what etcd keeps of a tenant's deletes."""

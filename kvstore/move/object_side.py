@@ -73,14 +73,21 @@ class Objects:
         )
 
     async def close(self, drain_s: float) -> None:
-        """Upload what has not rested yet, for at most `drain_s`, and stop."""
-        if self._uploading is not None:
-            self._uploading.cancel()
-            await asyncio.gather(self._uploading, return_exceptions=True)
-        if self._upload.waiting:
+        """Upload what has not rested yet, for at most `drain_s`, and stop. After an erasure, or
+        without a start, nothing is uploaded."""
+        if await self._end_uploads() and self._upload.waiting:
             await self._drain(drain_s)
         await self._tier.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _end_uploads(self) -> bool:
+        """Cancel the uploads, and wait for their end. False: there were none any more."""
+        uploading, self._uploading = self._uploading, None
+        if uploading is None:
+            return False
+        uploading.cancel()
+        await asyncio.gather(uploading, return_exceptions=True)
+        return True
 
     async def _drain(self, drain_s: float) -> None:
         """Upload what waits, unless the store refuses: that is tried again at the next start."""
@@ -139,12 +146,9 @@ class Objects:
 
     async def erase(self, timeout_s: float) -> Erasure:
         """Destroy the keys and delete every object under the tier's prefix; return how far nothing
-        of it can be read again. Raises Unavailable."""
-        self._upload.forget(None)
-        try:
-            return await self._tier.erase(timeout_s)
-        finally:
-            self._upload.forget(None)
+        of it can be read again. Nothing is uploaded from then on. Raises Unavailable."""
+        await self._end_uploads()
+        return await self._tier.erase(timeout_s)
 
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

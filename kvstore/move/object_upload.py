@@ -110,8 +110,8 @@ class ObjectUpload:
         settled_at = self._uploaded.settled_at(write.namespace_id)
         self._look_at(write.blocks[-1].key, Tip(max(rested_at, settled_at)))
 
-    def forget(self, namespaces: Collection[NamespaceId] | None) -> None:
-        """Look up again what was uploaded of namespaces, or (None) of all: some is deleted."""
+    def forget(self, namespaces: Collection[NamespaceId]) -> None:
+        """Look up again what was uploaded of namespaces: some is deleted."""
         self._uploaded.forget(namespaces)
 
     async def run(self) -> None:

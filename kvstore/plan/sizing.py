@@ -81,7 +81,8 @@ def size_tiers(
 
     def enough_in_all(blocks: int) -> bool:
         progress()
-        return _hits(workload, replace(plain, dram_blocks=blocks))[0] >= target.hits * hits
+        room = replace(plain, dram_blocks=blocks, leased_fraction=1.0)  # of files all is a hit
+        return _hits(workload, room)[0] >= target.hits * hits
 
     room = _smallest(enough_in_all, largest, workload.unique_blocks, bounds.room_guess(target.hits))
 
@@ -91,7 +92,8 @@ def size_tiers(
         return dram >= target.dram_hits * (dram + file)
 
     guess = bounds.room_guess(target.hits * target.dram_hits)
-    dram = _smallest(enough_in_dram, min(largest, room), room, guess)
+    least = math.ceil(largest / plain.leased_fraction)  # with less, no hit is the largest prompt
+    dram = _smallest(enough_in_dram, least, room, guess)
     found = replace(plain, dram_blocks=dram, file_blocks=room)
     progress()
     return measure(workload, found, bounds, prefill_flops=prefill_flops)

@@ -20,6 +20,7 @@ from kvstore.decide.policy import WriteBudget, policy_by_name
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Span, padded
 from kvstore.model.errors import InvalidRequest
 from kvstore.replay.room import LogRoom, Room
+from kvstore.settings import LimitSettings
 
 PART = Part(0, 0)
 EVICT_ROUNDS_MAX = 8
@@ -40,7 +41,13 @@ class Setup:
     in the file tier; 0: as in dram. All blocks have one size, so room and traffic are counted in
     blocks, and bytes are only what these are worth. cost_aware: policies are told what the blocks
     of each model cost to compute. shadow_blocks: in each model of a tier, None: as the daemon has.
+    leased_fraction: of dram, the longest hit; what a prompt has beyond it is computed.
     """
+
+    @property
+    def leasable_blocks(self) -> int:
+        """The longest hit: the daemon leases no more of its arena at once."""
+        return int(self.dram_blocks * self.leased_fraction)
 
     dram_blocks: int
     file_blocks: int = 0
@@ -53,6 +60,7 @@ class Setup:
     file_record_nbytes: int = 0
     cost_aware: bool = True
     shadow_blocks: int | None = None
+    leased_fraction: float = LimitSettings().leased_fraction
 
     def __post_init__(self) -> None:
         if not self.file_record_nbytes:
@@ -171,12 +179,12 @@ class Node:
             self.namespace = self._specs[model].id
             planner.costs.told(self._specs[model], self._costs[model], len(keys))
         match = planner.match(self.namespace, keys)
-        hit = match.hit_blocks
+        hit = stored = min(match.hit_blocks, self._setup.leasable_blocks)
         if hit > match.resident_blocks:
             hit = self._promote(keys[:hit], match.resident_blocks)
         traffic.dram_hits += min(hit, match.resident_blocks)
         traffic.file_hits += max(0, hit - match.resident_blocks)
-        if borrow is not None and hit == match.hit_blocks < len(keys):
+        if borrow is not None and hit == stored == match.hit_blocks < len(keys):
             hit = borrow(keys, hit)
         planner.touch(keys, self.namespace)
         if hit < len(keys):
@@ -188,9 +196,10 @@ class Node:
         returns how long the hit is then."""
         self._put(keys, hit, copy=True)
         match = self.planner.match(self.namespace, keys)
-        if match.hit_blocks > match.resident_blocks:
-            return self._promote(keys[: match.hit_blocks], match.resident_blocks)
-        return match.resident_blocks
+        stored = min(match.hit_blocks, self._setup.leasable_blocks)
+        if stored > match.resident_blocks:
+            return self._promote(keys[:stored], match.resident_blocks)
+        return min(stored, match.resident_blocks)
 
     def count_anew(self) -> None:
         """Forget what was counted so far: that was the warm-up."""
@@ -261,12 +270,15 @@ class Node:
 
     def _make_room(self, blocks: int) -> None:
         """Write what will leave the arena for so many blocks and was not written yet."""
-        self.planner.eviction.write_ahead(blocks * self._record_nbytes)
+        while not self.planner.eviction.write_ahead(blocks * self._record_nbytes):
+            pass  # the store lets others run here
         self._write_behind()
 
     def _write_behind(self) -> bool:
-        """Write all that is dirty; False: there was nothing."""
+        """Write all that is dirty; False: there was nothing, and nothing was to be decided."""
         wrote = False
+        while not self.planner.eviction.write_ahead(0):
+            wrote = True
         while self._file is not None and (writes := self.planner.writes.take(WRITE_NBYTES)):
             for each in writes:
                 self._write(each)

@@ -263,7 +263,7 @@ class _Blocks:
         if row.text is not None:
             tokens = len(row.text) // CHARS_PER_TOKEN
             return tokens, self._number(self._chunks(row.text), row)
-        if not row.blocks and row.input_tokens:
+        if not self._own_tokens or (not row.blocks and row.input_tokens):
             raise InvalidRequest(f"line {row.line} has lengths only: there are no blocks to replay")
         full = row.input_tokens // self._own_tokens
         if full > len(row.blocks):

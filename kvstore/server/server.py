@@ -81,7 +81,7 @@ class Server:
         self._report_all = TenantReport(tenants)
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
         self._quotas = Quotas()
-        self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
+        self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # what each tenant's sockets take
         self._listeners: dict[str, UnixListener] = {}
         self._shared: Served | None = None  # what every tenant may read
         for tenant in sorted(tenants, key=_is_shared, reverse=True):
@@ -124,8 +124,11 @@ class Server:
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             raise_limit()
-            for listener in (self._unix, *self._listeners.values()):
-                stack.enter_context(listener.owned())
+            stack.enter_context(self._unix.owned())
+            for name, listener in self._listeners.items():
+                hosted = self._hosted[name] = contextlib.AsyncExitStack()
+                stack.push_async_callback(hosted.aclose)
+                hosted.enter_context(listener.owned())
             if self.audit is not None:
                 self.audit.start(version=self._version, pid=os.getpid())
                 stack.push_async_callback(asyncio.to_thread, self.audit.close)

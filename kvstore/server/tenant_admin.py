@@ -110,7 +110,10 @@ class TenantAdmin:
                 erased.append(await tenant.store.erase_objects(DELETE_S))
             except KVStoreError as error:
                 left = f"its objects in the bucket are still there: {error}"
-            await tenant.store.close(0.0)
+            try:
+                await tenant.store.close(0.0)
+            except (KVStoreError, OSError) as error:  # what is stored of it is deleted anyway
+                logger.error("tenant=not_closed name=%s reason=%r", name, str(error))
             assert tenant.settings is not None
             own = settings_of_tenant(self._config.settings, tenant.settings)
             for path in own.file.paths:

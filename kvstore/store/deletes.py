@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from kvstore.model.block import BlockKey, NamespaceId, check_keys
@@ -12,6 +13,7 @@ from kvstore.move.verify import Verifier
 from kvstore.store.node import Node
 from kvstore.tier.file import DeviceState, DiskFailed
 
+FORGET_BLOCKS = 256  # in one step of the loop: more would hold up everybody else
 FORBID_S = 15.0  # longer than a delete takes to reach the fleet, and a read under way to end
 
 
@@ -145,6 +147,7 @@ class Burial:
         self._objects = node.objects if shared else None
         self._pool = node.pool if shared else None
         self._begun = False
+        self._emptied: set[NamespaceId] = set()  # of everything: what had blocks
         self._namespaces: set[NamespaceId] = set()
         self._for_files: set[NamespaceId] = set()  # whose tombstones were not given to them yet
         self._for_bucket: set[NamespaceId] = set()
@@ -164,37 +167,65 @@ class Burial:
                 uncounted = error
         if self._keys is not None and not self._begun:
             await self._node.recall(self._keys)
-        self._forget()
         try:
-            await self._bury()
+            with self._node.deletions.deleting(_of(self._namespace_id), self._keys):
+                await self._forget_in_steps()
+                self._forget()
+                await self._bury()
         finally:
             self._node.room.set()
         if uncounted is not None:
             raise uncounted
         return self.deleted
 
-    def _forget(self) -> None:
-        """Forget the blocks, and note whose tombstones are wanted. Of everything, that is also what
-        was found since in a directory that came back, or in the bucket."""
-        planner, namespace_id = self._node.planner, self._namespace_id
+    async def _forget_in_steps(self) -> None:
+        """Forget most of the blocks, and let others run between the steps.
+
+        `_forget` has to forget the rest in the step in which the tombstones get their numbers: what
+        is put meanwhile is newer than no tombstone until then.
+        """
+        planner = self._node.planner
+        if self._keys is not None and self._namespace_id is not None and not self._begun:
+            keys = iter(self._keys)
+            while len(batch := list(islice(keys, FORGET_BLOCKS))) == FORGET_BLOCKS:
+                self.deleted += planner.delete(self._namespace_id, batch).deleted
+                await asyncio.sleep(0)
+        elif self._keys is None:
+            for each in self._found() if self._begun else [self._namespace_id]:
+                stored = planner.index.keys(each)
+                while len(batch := list(islice(stored, FORGET_BLOCKS))) == FORGET_BLOCKS:
+                    deletion = planner.clear(each, batch)
+                    self.deleted += deletion.deleted
+                    self._emptied |= deletion.namespaces
+                    await asyncio.sleep(0)
+
+    def _found(self) -> set[NamespaceId]:
+        """Return what was found, of everything, in files and in the bucket and has no tombstone."""
         found = set[NamespaceId]()
         if self._everything:
             found |= self._node.write_behind.recall.found_namespaces
             if self._objects is not None:
                 found |= self._objects.found_namespaces
+        return found - self._namespaces
+
+    def _forget(self) -> None:
+        """Forget the blocks, and note whose tombstones are wanted. Of everything, that is also what
+        was found since in a directory that came back, or in the bucket."""
+        planner, namespace_id = self._node.planner, self._namespace_id
+        found = self._found()
         if self._begun:
-            found -= self._namespaces
             self.deleted += sum(planner.clear(each).deleted for each in found)
         else:
             if namespace_id is not None and self._keys is not None:
                 deletion = planner.delete(namespace_id, self._keys)
             else:
                 deletion = planner.clear(namespace_id)
-            self.deleted = deletion.deleted
+            self.deleted += deletion.deleted
             if namespace_id is not None:
                 found = {namespace_id}
             else:
-                found |= deletion.namespaces | {each.id for each in planner.index.namespaces}
+                found |= deletion.namespaces | self._emptied
+                found |= {each.id for each in planner.index.namespaces}
         self._begun = True
         self._namespaces |= found
         self._for_files |= found
@@ -203,14 +234,13 @@ class Burial:
     async def _bury(self) -> None:
         """Make it durable, here, in the bucket and in the pool; of everything, in the pool also of
         namespaces that this node does not know. Call it in one step with `_forget`."""
-        with self._node.deletions.deleting(_of(self._namespace_id), self._keys):
+        try:
+            await self._bury_in_files()
+        finally:  # a disk that is out of use keeps no other copy alive, nor does a bucket
             try:
-                await self._bury_in_files()
-            finally:  # a disk that is out of use keeps no other copy alive, nor does a bucket
-                try:
-                    await self._bury_in_bucket()
-                finally:
-                    await self._bury_in_pool()
+                await self._bury_in_bucket()
+            finally:
+                await self._bury_in_pool()
 
     async def _bury_in_files(self) -> None:
         """Write the tombstones once: a directory that misses them takes them before it is used

@@ -49,8 +49,8 @@ class KeepsDeletes(Protocol):
     def doubtful(self) -> Collection[NodeId]:
         """The members that may not have applied what is kept: nothing is borrowed from them."""
 
-    def on_claim(self, told: Callable[[], None]) -> None:
-        """Call `told` whenever this daemon is registered."""
+    def on_claim(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` whenever this daemon is registered; returns how to stop that."""
 
     def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
         """Return what is kept of a tenant's deletes."""
@@ -91,7 +91,8 @@ class KeptDeletes:
         self._applied_at = now()
         self._renewed_at = float("-inf")
         self._look = asyncio.Event()
-        engine.on_claim(self.look)  # until what was deleted meanwhile is applied, nothing is lent
+        # Until what was deleted meanwhile is applied, nothing is lent.
+        self._stop_claims = engine.on_claim(self.look)
 
     @property
     def current(self) -> bool:
@@ -101,6 +102,10 @@ class KeptDeletes:
     def look(self) -> None:
         """Look soon for what is new."""
         self._look.set()
+
+    def close(self) -> None:
+        """Hear of no more registrations. Cancel `run` before; once is enough."""
+        self._stop_claims()
 
     async def start(self) -> None:
         """Apply what is kept; if etcd does not answer, `run` does it later."""

@@ -111,8 +111,14 @@ class Hints:
         elif conversation.expected_at > now:
             self._planner.expect(conversation.keys, conversation.expected_at - now)
         if conversation.pinned_until > now:
-            target = Target(write.conversation, conversation.namespace_id, conversation.keys)
-            self._hold(target, conversation.pinned_until, conversation.pin_bytes)
+            self._planner.pins.extend(
+                write.conversation,
+                conversation.keys,
+                conversation.pinned_until,
+                since=write.first_block,
+                pin_nbytes_max=conversation.pin_bytes or self.pinned_bytes_max,
+                all_nbytes_max=self.pinned_bytes_max,
+            )
 
     def conversations(
         self, start: str, namespace_id: NamespaceId | None, most: int

@@ -23,7 +23,7 @@ from kvstore.model.block import (
     padded,
 )
 from kvstore.model.errors import InvalidRequest
-from kvstore.store.acquire import span_nbytes
+from kvstore.store.acquire import span_nbytes, write_ahead
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.store.room import Waiting
@@ -87,7 +87,7 @@ class Puts:
         namespace = self._planner.namespace(namespace_id)
         if sizes:
             namespace.check_sizes(spans, sizes)
-        _check_index(first_block, len(keys))
+        _check_place(first_block, parent, keys)
         deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
         with self._node.in_use(namespace_id):
             with waits.on("recall"):
@@ -138,7 +138,7 @@ class Puts:
         try:
             while True:
                 behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
-                self._planner.eviction.write_ahead(wanted)
+                await write_ahead(self._planner, wanted, deadline, self._now)
                 placement = await _in_steps(
                     self._planner.puts.place(
                         namespace_id, keys, spans, parent, sizes=sizes, refined=refined
@@ -355,9 +355,14 @@ def _is_base(namespace: Namespace, spans: Sequence[Span]) -> list[bool]:
     return [s.part.group not in namespace.fine for s in spans for _ in range(s.begin, s.end)]
 
 
-def _check_index(first_block: int, blocks: int) -> None:
+def _check_place(first_block: int, parent: BlockKey | None, keys: Sequence[BlockKey]) -> None:
+    blocks = len(keys)
     if first_block + blocks - 1 > BLOCK_INDEX_MAX:
         raise InvalidRequest(f"block {first_block} and {blocks} more: beyond 2**32 blocks")
+    if parent is not None and parent in keys:
+        raise InvalidRequest(
+            f"parent {parent.hex()[:8]} is one of the keys: name the block before the first of them"
+        )
 
 
 async def _in_steps(steps: Steps[T]) -> T:

@@ -141,7 +141,7 @@ class Store:
         acquisition = self._acquisition = Acquisition(
             planner,
             self._promotion,
-            write_behind.reads,
+            write_behind,
             node.leases,
             fetch=node.fetch,
             bucket=node.objects.source if node.objects is not None else None,
@@ -315,8 +315,10 @@ class Store:
         if self._node.staging is not None:
             self._node.staging.close()
         await self.history.close()
-        await self._node.write_behind.close(drain_s)
-        await self._node.arena.close()
+        try:
+            await self._node.write_behind.close(drain_s)
+        finally:
+            await self._node.arena.close()
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:
         """Let a namespace not be forgotten during a call in it. Raises UnknownNamespace."""

@@ -76,6 +76,8 @@ class TenantInFleet:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        if self.kept is not None:
+            self.kept.close()
         if self.peers is not None:
             await self.peers.close()
         await self._lender.given_back()

@@ -188,13 +188,17 @@ class Tenants:
             await self.elsewhere.remove(tenant)
 
     async def close(self, drain_s: float) -> None:
-        """Flush and close every store, each for at most `drain_s`, all at once."""
+        """Flush and close every store, each for at most `drain_s`, all at once. Raises the first
+        error after all have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(each.store.close(drain_s) for each in self))
+        closings = (each.store.close(drain_s) for each in self)
+        results = await asyncio.gather(*closings, return_exceptions=True)
         for pool in self._turns:
             pool.close()
+        for failed in filter(None, results):
+            raise failed
 
     async def _keep_house(self) -> None:
         """Look after all stores in one task: the busy ones each time, the others in turns."""

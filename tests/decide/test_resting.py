@@ -340,3 +340,26 @@ def test_a_block_of_a_namespace_that_nobody_has_told_is_looked_at() -> None:
     del block
     index.rest()
     assert index.demote(key(7)) is None
+
+
+@pytest.mark.parametrize("extent", [(1 << 16) - 1, 1 << 16, (1 << 28) - 1])
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_block_rests_in_an_extent_however_many_there_were_before(
+    extent: int, records: int
+) -> None:
+    index = Index()
+    index.register(SPEC)
+    block = StoredBlock(key(1), SPEC.id, 1, key(0))
+    for shard in range(records):
+        record = StoredPart(Part(0, shard), 4096, 7)
+        record.resident = HeldSlot(Slot(extent, (1 << 48) - 4096, 4096))
+        record.resident.indexed = True
+        block.resident_parts += 1
+        block.add(record)
+    del record
+    index.add(block)
+    before = told(block)
+    del block
+    index.rest()
+    assert awake(index) == 0
+    assert [told(block) for block in index] == [before]

@@ -351,3 +351,24 @@ def test_who_computes_faster_than_the_bucket_answers_does_not_wait_for_it(
         ending = two.store.report.outcomes("fast", 1)[0].ending
         assert ending is not None
         assert ending.reason in (Reason.NEVER_STORED, Reason.SLOWER)
+
+
+@pytest.mark.parametrize("under_way", [False, True], ids=["waiting", "under-way"])
+def test_nothing_is_uploaded_to_a_bucket_that_was_erased(
+    tmp_path: Path, bucket: Path, under_way: bool
+) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.gate.holds = lambda kind, name: kind == "put" and A[19].hex() in name
+        objects = one.store._objects
+        assert objects is not None
+        objects._upload._rest_s = 0.0 if under_way else 60.0
+        one.put(A, 0, 20, durable=True)
+        if under_way:
+            one.run(one.gate.arrived.wait())
+        assert one.run(one.store.erase_objects(10)) == "none"
+        assert objects_in(bucket) == []
+        one.gate.opened.set()
+        one.put(B, 0, 20, durable=True)
+    assert objects_in(bucket) == []
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A) == two.get(B) == 0

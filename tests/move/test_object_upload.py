@@ -90,20 +90,6 @@ def test_what_is_put_again_after_a_clear_is_uploaded_again(tmp_path: Path, bucke
         assert ends(bucket) == [8, 16, 24]
 
 
-def test_a_bucket_that_was_erased_gets_all_of_a_prefix_that_grows(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Node(tmp_path / "kv", bucket=bucket) as node:
-        monkeypatch.setattr(node.objects._catalog, "listing", lambda directory: None)
-        node.put(A, 0, 20, durable=True)
-        upload(node)
-        node.run(node.store.erase_objects(10))
-        assert ends(bucket) == []
-        node.put(A, 20, durable=True)
-        upload(node)
-        assert ends(bucket) == [8, 16, 24]
-
-
 def test_a_run_of_which_a_block_was_deleted_is_uploaded_again(tmp_path: Path, bucket: Path) -> None:
     """Its object left as a whole. The runs behind it are still there, and do not hide that."""
     with Node(tmp_path / "kv", bucket=bucket) as node:

@@ -43,6 +43,12 @@ def test_the_target_is_reached_and_a_tenth_less_room_would_not_do(
     assert fewer.dram_hit_ratio < 0.5 * fewer.token_hit_ratio
 
 
+def test_dram_has_room_to_lease_the_largest_prompt(workload: Workload, sizing: Sizing) -> None:
+    little = size_tiers(workload, replace(TARGET, dram_hits=0.0)).result.setup
+    largest = max(len(request.blocks) for request in workload.requests)
+    assert little.leasable_blocks >= largest
+
+
 def test_more_hits_take_more_room(workload: Workload, sizing: Sizing) -> None:
     more = size_tiers(workload, replace(TARGET, hits=0.97)).result.setup
     assert more.file_blocks > sizing.result.setup.file_blocks

@@ -77,7 +77,7 @@ def test_what_a_view_does_not_say_yet_is_computed_and_what_it_says_no_more_is_as
         (0.8, [3, 4]),  # host 3: the view does not know of them: computed
         (2.0, [3, 4]),  # host 4 borrows
     ]
-    setup = Setup(dram_blocks=2, dram_policy="lru")
+    setup = Setup(dram_blocks=2, dram_policy="lru", leased_fraction=1.0)
     result = run(load(tmp_path, *asked), setup, hosts=5, router="round-robin")
     assert (result.own_tokens, result.peer_tokens) == (0, 4 * T)
     assert (result.lent.asked, result.lent.vain) == (3, 1)
@@ -102,7 +102,7 @@ def test_copies_are_written_at_their_second_use_and_read_from_files(tmp_path: Pa
     assert once.lent.blocks == twice.lent.blocks == 2
     # What has left the lender's arena is read in its files, and stays there.
     workload = load(tmp_path, (0, [1, 2]), (1, [9]), (2, [3, 4]), (3, [1, 2]))
-    lru = {"dram_policy": "lru", "file_policy": "lru"}
+    lru = {"dram_policy": "lru", "file_policy": "lru", "leased_fraction": 1.0}
     setup = Setup(dram_blocks=2, file_blocks=20, file_record_nbytes=1 << 18, **lru)  # type: ignore[arg-type]
     result = run(workload, setup, hosts=2, router="round-robin")
     assert (result.peer_tokens, result.lent.from_files) == (2 * T, 2)

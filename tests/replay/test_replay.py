@@ -21,7 +21,7 @@ from kvstore.settings import ADMISSIONS
 from tests.replay.traces import chat, mooncake, write
 
 
-def run(workload: Workload, *, end_hints: float = 0.0, **setup: int | str) -> Result:
+def run(workload: Workload, *, end_hints: float = 0.0, **setup: float | str) -> Result:
     return replay(workload, Setup(**setup), Bounds(workload), end_hints=end_hints)  # type: ignore[arg-type]
 
 
@@ -48,10 +48,19 @@ def test_a_partial_block_is_never_a_hit_but_its_tokens_count(tmp_path: Path) -> 
 
 def test_lru_forgets_what_does_not_fit_tail_first(tmp_path: Path) -> None:
     rows = [mooncake(t, ids) for t, ids in enumerate(([0, 1, 2], [3, 4], [0, 1, 2], [0, 1, 2]))]
-    result = run(load(tmp_path, rows), dram_blocks=4)
+    result = run(load(tmp_path, rows), dram_blocks=4, leased_fraction=1.0)
     # Two of the first three blocks are left when they are asked for again, then all of them.
     assert result.traffic.dram_hits == 2 + 3
     assert result.optimum == pytest.approx((3 + 3) / 11)
+
+
+@pytest.mark.parametrize("file_blocks", [0, 100])
+def test_no_hit_is_longer_than_what_the_daemon_leases_at_once(
+    tmp_path: Path, file_blocks: int
+) -> None:
+    rows = [mooncake(t, list(range(30))) for t in range(3)]
+    result = run(load(tmp_path, rows), dram_blocks=40, file_blocks=file_blocks)
+    assert result.traffic.dram_hits + result.traffic.file_hits == 2 * 20
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
@@ -144,7 +153,9 @@ def test_what_was_lost_before_its_second_use_is_written_when_it_is_computed_agai
 ) -> None:
     rows = [mooncake(t, [10 * name, 10 * name + 1]) for t, name in enumerate((1, 2, 1, 2, 1))]
     workload = load(tmp_path, rows)
-    result = run(workload, dram_blocks=2, file_blocks=10, admission="second_use")
+    result = run(
+        workload, dram_blocks=2, file_blocks=10, admission="second_use", leased_fraction=1.0
+    )
     assert result.traffic.file_writes == 4
     assert result.traffic.file_hits == 2
 

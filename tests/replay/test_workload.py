@@ -201,3 +201,17 @@ def test_no_more_of_a_long_trace_is_read_than_is_asked_for(tmp_path: Path) -> No
     assert (shapes(part), part.keys) == (shapes(whole), whole.keys)
     with pytest.raises(InvalidRequest, match="line 6"):
         load(tmp_path, [*rows, "not a request"], requests_max=6)
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_rows_without_tokens_of_a_trace_of_lengths_are_no_bug(
+    tmp_path: Path, lenient: bool
+) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,0,44\n"
+        "2023-11-16 18:17:04.0319600,396,109\n"
+    )
+    with pytest.raises(InvalidRequest, match=r"lengths only|no request"):
+        load_workload(path, lenient=lenient)

@@ -28,6 +28,7 @@ from kvstore.store.tenants import Tenant, Tenants
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from kvstore.tier.file import DiskFailed
 from tests.server.every_method import OPTIONS
 
 NAMESPACE = sample_namespace()
@@ -84,6 +85,15 @@ def test_a_deleted_tenant_that_comes_again_finds_nothing(daemon: Daemon) -> None
             assert client.match(NAMESPACE.id, KEYS).hit_blocks == 0
             assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
         kvstore(daemon, "delete", "late", "--yes")
+
+
+def test_a_tenant_of_the_settings_that_was_deleted_can_be_added_again(daemon: Daemon) -> None:
+    kvstore(daemon, "delete", "first", "--yes")
+    path = json.loads(kvstore(daemon, "add", "first", *SMALL, "--json"))["socket"]
+    with Client(f"unix:{path}") as client:
+        client.register(NAMESPACE)
+        assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
+        assert client.get(NAMESPACE.id, KEYS) == RECORDS
 
 
 def test_a_deletion_goes_on_when_who_asked_for_it_is_gone(daemon: Daemon) -> None:
@@ -202,6 +212,41 @@ def test_settings_that_change_while_a_tenant_comes_stay_changed() -> None:
         await admin.add("late", ["dram.guaranteed=16MiB"])
         await asyncio.gather(*changes)
         assert [each.names for each in config.settings.tenants] == [(), ()]
+        await tenants.close(0.0)
+
+    asyncio.run(main())
+
+
+def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    erased: list[str] = []
+
+    def erase(path: Path, name: str) -> str:
+        erased.append(name)
+        return "none"
+
+    async def main() -> None:
+        settings = load_settings(None, [f"file.path={tmp_path}", *TENANTS])
+        tenants = Tenants(settings, wire_store, Metrics(), erase)
+
+        async def host(_: Tenant) -> Path:
+            return Path("nowhere")
+
+        async def unhost(_: str, __: float) -> None: ...
+
+        async def fails(_: float) -> None:
+            raise DiskFailed("fdatasync: Input/output error")
+
+        await tenants.start()
+        admin = TenantAdmin(tenants, LiveSettings(settings, tenants), host, unhost)
+        (tenant,) = tenants
+        close = tenant.store.close
+        monkeypatch.setattr(tenant.store, "close", fails)
+        assert await admin.delete("first") == (0, "none", "")
+        assert erased == ["first"]
+        assert tenants.find("first") is tenants.file.part("first") is None
+        await close(0.0)
         await tenants.close(0.0)
 
     asyncio.run(main())

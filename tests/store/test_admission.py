@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.model.block import Span
+from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.block import BlockKey, Span
+from kvstore.model.errors import InvalidRequest
 from kvstore.move.losses import TOLD_S
+from kvstore.replay import node as replay_node
+from kvstore.settings import ADMISSIONS
 from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, RECORD, SPEC, Node, chain
 
 A, B = chain(1), chain(2)
+BLOCK = 12_288 + 4096  # of the arena, by a block with both of its parts
 
 
 def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_path: Path) -> None:
@@ -124,6 +129,63 @@ def test_a_flush_does_not_pass_over_what_the_write_budget_kept_out_and_left(
         assert not node.flush(), "the rest has left"
         after(node, TOLD_S)
         assert node.flush()
+
+
+def put_after(node: Node, *blocks: tuple[BlockKey, BlockKey]) -> None:
+    """Put blocks with their parents, which may be wrong."""
+    grants = [
+        node.run(
+            node.store.puts.reserve(
+                DAEMON_SESSION,
+                SPEC.id,
+                [key],
+                first_block=1,
+                parent=parent,
+                spans=(Span(FULL, 0, 1),),
+            )
+        )
+        for key, parent in blocks
+    ]
+    for grant in grants:
+        node.run(node.store.puts.commit(DAEMON_SESSION, grant.lease_id, [0]))
+
+
+def test_parents_that_name_each_other_hold_up_nobody(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", write_on_demotion=True, write_bytes_per_day=1 << 40) as node:
+        put_after(node, (A[0], A[1]), (A[1], A[0]))
+        node.run(node.store.keep_house())
+        assert node.planner.admission.any_kept_out, "they have no start in the file tier"
+
+
+def test_a_block_cannot_be_its_own_parent(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node, pytest.raises(InvalidRequest, match="one of the keys"):
+        put_after(node, (A[0], A[0]))
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+def test_a_prefix_of_the_file_tier_is_promoted_whole_though_others_must_be_written_first(
+    tmp_path: Path, admission: str
+) -> None:
+    options = {f"write_on_{admission}": True} if admission != "all" else {}
+    with Node(tmp_path / "kv", arena_bytes=160 * BLOCK, **options) as node:
+        prefixes = [chain(name, 40) for name in range(6)]
+        replayed = replay_node.Node(
+            replay_node.Setup(dram_blocks=160, file_blocks=1000, admission=admission), 2
+        )
+        for keys in prefixes:
+            for _ in range(2 if admission == "second_use" else 1):
+                replayed.ask(keys)
+            node.time += 10
+            node.put(keys, wait_s=5.0)
+            if admission == "second_use":
+                node.planner.touch(keys)
+                node.write_behind.wake()
+            for _ in range(10):
+                node.run(node.store.keep_house())
+            node.until(lambda: not node.planner.dirty.count)
+        match = node.planner.match(SPEC.id, prefixes[0])
+        assert match.resident_blocks < match.hit_blocks == 40
+        assert node.get(prefixes[0], wait_s=10.0) == replayed.ask(prefixes[0]) == 40
 
 
 def after(node: Node, seconds: float) -> None:

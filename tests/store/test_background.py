@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from kvstore.store.deletes import FORGET_BLOCKS
 from kvstore.system.background import AGAIN_S_MAX, keep_running
 from tests.sim.loop import SimLoop
-from tests.store.node import Node, chain
+from tests.store.node import SPEC, Node, chain
 
 A = chain(1)
 
@@ -109,6 +110,54 @@ def test_the_pause_grows_to_a_bound() -> None:
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(AGAIN_S_MAX)
     assert failed == ["work"] * 11
+
+
+@pytest.mark.parametrize("what", ["all", "namespace", "keys"])
+def test_the_loop_goes_on_while_many_blocks_are_cleared(what: str, tmp_path: Path) -> None:
+    keys = chain(1, 2000)
+    with Node(tmp_path / "kv", arena_bytes=40 << 20) as node:
+        for begin in range(0, len(keys), 500):
+            node.put(keys, begin, begin + 500)
+        left: list[int] = []
+
+        async def beats() -> int:
+            deletes = node.store.deletes
+            work = deletes.clear(None if what == "all" else SPEC.id)
+            if what == "keys":
+                work.close()
+                work = deletes.delete(SPEC.id, keys)
+            deleting = asyncio.create_task(work)
+            while not deleting.done():
+                left.append(node.planner.index.blocks_of(SPEC.id))
+                await asyncio.sleep(0)
+            return await deleting
+
+        assert node.run(beats()) == len(keys)
+        steps = [before - after for before, after in itertools.pairwise(left)]
+        assert 0 < max(steps) <= FORGET_BLOCKS
+        assert left[-1] == 0
+    with Node(tmp_path / "kv") as node:
+        assert node.get(keys[:24]) == 0
+
+
+def test_a_clear_that_is_cancelled_is_finished_by_the_next(tmp_path: Path) -> None:
+    keys = chain(1, 600)
+    with Node(tmp_path / "kv", arena_bytes=40 << 20) as node:
+        node.put(keys, durable=True)
+        burial = node.store.deletes.burial(None, None)
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(burial.run())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        node.run(cancelled())
+        assert 0 < node.planner.index.blocks_of(SPEC.id) < len(keys)
+        assert node.run(burial.run()) == len(keys)
+    with Node(tmp_path / "kv") as node:
+        node.recall()
+        assert node.planner.index.blocks_of(SPEC.id) == 0
 
 
 def test_the_gauges_are_set_when_something_has_changed_and_only_then(

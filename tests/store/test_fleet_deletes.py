@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,8 +15,14 @@ from kvstore.membership.state_files import AppliedDeletes
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError, Unavailable
 from kvstore.model.member import NodeId
+from kvstore.model.tenant import TenantId
+from kvstore.move.peers import Peers
+from kvstore.move.tenant_peers import TenantPeers
+from kvstore.peer.lenders import Lenders
 from kvstore.store import fleet_deletes
 from kvstore.store.fleet_deletes import LOOK_S, RETRY_S, KeptDeletes
+from kvstore.store.tenant_in_fleet import TenantInFleet
+from kvstore.store.tenants import Tenant
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import DeviceState
 from kvstore.tier.file.devices import admission
@@ -35,10 +41,11 @@ class Engine:
     def __init__(self) -> None:
         self.claims = 1
         self.away_s: float | None = None
-        self.told = lambda: None
+        self.told: list[Callable[[], None]] = []
 
-    def on_claim(self, told: object) -> None:
-        self.told = told  # type: ignore[assignment]
+    def on_claim(self, told: Callable[[], None]) -> Callable[[], None]:
+        self.told.append(told)
+        return lambda: self.told.remove(told)
 
 
 class Etcd:
@@ -345,3 +352,34 @@ def test_a_delete_for_which_there_was_no_thread_is_done_when_there_is_one(
             node.run(asyncio.sleep(0.1))
         assert node.run(burial.run()) == 2
         assert not device.missed
+
+
+class EtcdMembers(Engine):
+    """The same, as a fleet has it: see `KeepsDeletes`."""
+
+    doubtful: Collection[NodeId] = ()
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__()
+        self._etcd = etcd
+
+    def deletes_of(self, tenant: TenantId) -> Etcd:
+        return self._etcd
+
+    async def refresh(self) -> None: ...
+
+
+def test_a_tenant_that_has_left_hears_of_no_registration(sim: Node) -> None:
+    members = EtcdMembers(Etcd())
+    peers = Peers(None, NODE, sim.metrics, sim.now)  # type: ignore[arg-type]
+    here = TenantInFleet(Tenant("late", None, sim.store, sim.metrics), Lenders(), "1" * 16)
+    here.join(NODE, TenantPeers(peers, sim.metrics, sim.now), dict)
+
+    async def test() -> None:
+        await here.apply_deletes(members, NODE, "fleet", None)  # type: ignore[arg-type]
+        assert here.kept is not None
+        assert members.told == [here.kept.look]
+        await here.close()
+        assert members.told == []
+
+    sim.run(test())

@@ -14,7 +14,7 @@ from kvstore.model.hint import Hint, HintKind, Short
 from kvstore.store.hints import LEAD_S
 from kvstore.store.store import HOUSEKEEPING_S
 from tests.sim.loop import SimLoop
-from tests.store.node import RECORD, SPEC, Node, chain
+from tests.store.node import FULL, RECORD, SPEC, WINDOW, Node, chain
 
 A, B, C = chain(1), chain(2), chain(3)
 ARENA = 256 << 10
@@ -189,6 +189,29 @@ def test_a_pinned_session_pins_what_it_puts_later(tmp_path: Path) -> None:
         node.put(A, 2, 4, session_id="s")
         crowd(node)
         assert resident(node, A) == 4
+
+
+def test_a_pinned_session_that_goes_on_is_not_pinned_all_anew_by_each_commit(
+    tmp_path: Path,
+) -> None:
+    long = chain(4, 96)
+    with Node(tmp_path / "kv", arena_bytes=8 << 20, pinned_fraction=0.9) as node:
+        node.put(long, 0, 4, session_id="s")
+        node.hint(HintKind.PIN, (), "s", 60)
+        held: list[BlockKey] = []
+        hold = node.planner.policies.dram.hold
+        node.planner.policies.dram.hold = lambda keys: held.extend(keys) or hold(keys)  # type: ignore
+        for begin in range(4, 96, 4):  # each part by a writer of its own
+            for part in (FULL, WINDOW):
+                node.put(long, begin, begin + 4, parts=(part,), session_id="s")
+        assert held == long[4:]
+        assert node.planner.pins.nbytes == 96 * BLOCK
+        node.run(node.store.deletes.delete(SPEC.id, long[90:]))
+        node.put(long, 90, 92, session_id="s")
+        assert node.planner.pins.nbytes == 92 * BLOCK
+        assert node.hint(HintKind.PIN, (), "s", 0).done_blocks == 0
+        assert node.planner.pins.nbytes == 0
+        assert not node.planner.policies.dram._held  # type: ignore[attr-defined]
 
 
 def test_a_session_nobody_has_heard_of_is_told_so(tmp_path: Path) -> None:

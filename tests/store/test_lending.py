@@ -15,6 +15,7 @@ from kvstore.settings import load_settings, overridden
 from kvstore.store import tenants as tenants_module
 from kvstore.store.lending import LOOK_S, ROOM_POLL_S, DramPart, Lending
 from kvstore.store.tenants import Tenants
+from kvstore.tier.file import DiskFailed
 
 MIB = 1 << 20
 
@@ -196,3 +197,34 @@ def test_who_asks_for_less_than_its_guarantee_has_it_whole() -> None:
     part = Part()
     asyncio.run(ask())
     assert part.free >= MIB + MIB // 4
+
+
+def test_a_store_that_cannot_be_closed_cuts_no_other_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("first", "second")
+    guaranteed = [f"tenants.{name}.dram.guaranteed=8MiB" for name in names]
+    settings = load_settings(None, ["file.path=", *guaranteed])
+
+    async def main() -> None:
+        tenants = Tenants(settings, wire_store, Metrics())
+        first, second = tenants
+        closed = False
+
+        async def fails(_: float) -> None:
+            raise DiskFailed("fdatasync: Input/output error")
+
+        async def drains(drain_s: float) -> None:
+            nonlocal closed
+            await asyncio.sleep(0.05)
+            await close_second(drain_s)
+            closed = True
+
+        await tenants.start()
+        close_first, close_second = first.store.close, second.store.close
+        monkeypatch.setattr(first.store, "close", fails)
+        monkeypatch.setattr(second.store, "close", drains)
+        with pytest.raises(DiskFailed):
+            await tenants.close(1.0)
+        assert closed
+        await close_first(0.0)
+
+    asyncio.run(main())

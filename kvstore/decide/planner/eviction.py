@@ -215,16 +215,22 @@ class Eviction:
             nbytes += sum(record.nbytes for record in resident)
         return blocks, nbytes, False
 
-    def write_ahead(self, nbytes: int) -> None:
-        """Queue the writes of what will leave the arena first, about so many bytes of it."""
-        if self._ledger.demotion is None:
-            return
+    def write_ahead(self, nbytes: int) -> bool:
+        """Queue the writes of what will leave the arena first, about so many bytes of it. False:
+        it is not yet decided what of it is written; call again to go on, in another step."""
+        demotion = self._ledger.demotion
+        if demotion is None:
+            return True
+        demotion.go_on()
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
             if nbytes <= 0:
                 break
             block = self._index.by_key(key)
             assert block is not None
-            nbytes -= self._ledger.demotion.queue(block, nbytes)
+            nbytes -= demotion.queue(block, nbytes)
+            if demotion.decides:
+                break
+        return not demotion.decides
 
     def _evict_dram(self, block: StoredBlock) -> bool:
         """Drop the arena's copies of all parts of a block, unless somebody needs one of them."""

@@ -7,7 +7,7 @@ the blocks of a sliding window before it), so that a request pays next to nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from kvstore.decide.index import Index, StoredBlock
 from kvstore.decide.planner.departures import Departures
@@ -15,6 +15,7 @@ from kvstore.decide.planner.leases import Leases
 from kvstore.model.block import BlockKey, Group, Match, Namespace, NamespaceId
 from kvstore.model.outcome import BlockRange, Ending, Explanation, Reason
 
+OTHERS_MAX = 64  # namespaces that one without blocks is compared with
 VALUE_CHARS = 16  # of a namespace's field, when two of them are shown beside each other
 
 
@@ -137,20 +138,18 @@ class Explainer:
         return block.complete & prefix == prefix and bool(block.complete)
 
     def _other(self, namespace_id: NamespaceId) -> tuple[str, ...]:
-        """Return how the nearest namespace of the same model differs, if only that holds blocks."""
+        """Return how the nearest namespace of the same model differs, if only that holds blocks. It
+        compares those that were used last."""
         if self._index.blocks_of(namespace_id):
             return ()
         own = self._index.namespaces.use(namespace_id)
         model = dict(own.identity).get("model")
-        others = [
-            differences(own, other.spec)
-            for other in self._index.namespaces
-            if other.blocks
-            and other.spec is not None
-            and model is not None
-            and dict(other.spec.identity).get("model") == model
-        ]
-        return min(others, key=len, default=())
+        if model is None:
+            return ()
+        named = ("model", model)
+        others = (other for other in self._index.namespaces.filled() if named in other.identity)
+        found = [differences(own, other) for other in islice(others, OTHERS_MAX)]
+        return min(found, key=len, default=())
 
 
 def differences(own: Namespace, other: Namespace) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ that had to pass them all would find none. What is deleted is gone at once, for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner.ledger import Ledger
@@ -16,12 +16,19 @@ from kvstore.model.block import BlockKey, padded
 PINS_MAX = 4096
 
 
-class Pin(NamedTuple):
-    """What one hint holds, until when."""
+@dataclass(slots=True)
+class Pin:
+    """What one hint holds, until when. pieces: the blocks, as policies were told to hold them.
 
-    keys: tuple[BlockKey, ...]
-    slots: tuple[HeldSlot, ...]
+    orphans: how many slots had lost their block when it began: see `Ledger`.
+    """
+
     until: float
+    orphans: int
+    pieces: list[tuple[BlockKey, ...]] = field(default_factory=list)
+    slots: dict[HeldSlot, None] = field(default_factory=dict)
+    blocks: int = 0
+    nbytes: int = 0
 
 
 class Pins:
@@ -57,28 +64,71 @@ class Pins:
         many blocks are held, and their bytes.
         """
         before = self._pins.pop(name, None)
+        pin = Pin(until, self._ledger.orphans)
         mine = {s for s in before.slots if self._holders[s] == 1} if before is not None else set()
-        room = all_nbytes_max - (self.nbytes - _nbytes(mine))
-        blocks: list[BlockKey] = []
-        slots: list[HeldSlot] = []
-        held = added = 0
         if len(self._pins) < PINS_MAX:
-            for key in keys:
-                block = self._ledger.index.by_key(key)
-                records = block.records if block is not None else ()
-                found = [r.resident for r in records if r.resident is not None]
-                nbytes = _nbytes(found)
-                new = _nbytes([s for s in found if s not in self._holders or s in mine])
-                if not found or held + nbytes > pin_nbytes_max or added + new > room:
-                    break
-                held, added = held + nbytes, added + new
-                blocks.append(key)
-                slots += found
-        if slots:
-            self._take(name, Pin(tuple(blocks), tuple(slots), until))
+            room = all_nbytes_max - (self.nbytes - _nbytes(mine))
+            self._add(pin, keys, pin_nbytes_max, room, mine)
+        if pin.slots:
+            self._pins[name] = pin
         if before is not None:
             self._drop(before)
-        return len(blocks), held
+        return pin.blocks, pin.nbytes
+
+    def extend(
+        self,
+        name: str,
+        keys: Sequence[BlockKey],
+        until: float,
+        *,
+        since: int,
+        pin_nbytes_max: int,
+        all_nbytes_max: int,
+    ) -> tuple[int, int]:
+        """Hold what came of a prefix from block `since` on, beside what `name` holds of it: the
+        same as `pin`, but it looks at what came alone."""
+        pin = self._pins.get(name)
+        if pin is None or pin.orphans != self._ledger.orphans or not _is_start(pin, keys):
+            return self.pin(
+                name, keys, until, pin_nbytes_max=pin_nbytes_max, all_nbytes_max=all_nbytes_max
+            )
+        pin.until = until
+        came = keys[min(since, pin.blocks) :]
+        self._add(pin, came, pin_nbytes_max, all_nbytes_max - self.nbytes, (), since=since)
+        return pin.blocks, pin.nbytes
+
+    def _add(
+        self,
+        pin: Pin,
+        keys: Sequence[BlockKey],
+        pin_nbytes_max: int,
+        room_nbytes: int,
+        mine: Collection[HeldSlot],
+        *,
+        since: int = 0,
+    ) -> None:
+        """Hold blocks from `since` on, as far as the bounds go. Some may be held already, and have
+        records that came later. mine: slots that the pin which this one replaces gives back."""
+        blocks: list[BlockKey] = []
+        added = 0
+        for at, key in enumerate(keys, min(since, pin.blocks)):
+            block = self._ledger.index.by_key(key)
+            records = block.records if block is not None else ()
+            found = [r.resident for r in records if r.resident is not None]
+            more = [slot for slot in found if slot not in pin.slots]
+            nbytes = _nbytes(more)
+            new = _nbytes([s for s in more if s not in self._holders or s in mine])
+            if not found or pin.nbytes + nbytes > pin_nbytes_max or added + new > room_nbytes:
+                break
+            added += new
+            pin.nbytes += nbytes
+            self._hold(pin, more)
+            if at >= pin.blocks:
+                blocks.append(key)
+        if blocks:
+            pin.pieces.append(tuple(blocks))
+            pin.blocks += len(blocks)
+            self._ledger.policies.dram.hold(pin.pieces[-1])
 
     def let_go(self, name: str) -> int:
         """End a pin; returns how many blocks it held."""
@@ -86,7 +136,7 @@ class Pins:
         if pin is None:
             return 0
         self._drop(pin)
-        return len(pin.keys)
+        return pin.blocks
 
     def expire(self, now: float) -> int:
         """End the pins whose time has come, and of the others what was deleted. Returns how many
@@ -108,16 +158,16 @@ class Pins:
 
     def _drop_orphans(self) -> None:
         """Give back the slots of blocks that were deleted, or found to be rotten."""
-        for name, pin in list(self._pins.items()):
+        for pin in self._pins.values():
             if not all(slot.indexed for slot in pin.slots):
-                kept = pin._replace(slots=tuple(slot for slot in pin.slots if slot.indexed))
-                self._pins[name] = kept
-                self._unpin([slot for slot in pin.slots if not slot.indexed])
+                gone = [slot for slot in pin.slots if not slot.indexed]
+                for slot in gone:
+                    del pin.slots[slot]
+                self._unpin(gone)
 
-    def _take(self, name: str, pin: Pin) -> None:
-        self._pins[name] = pin
-        self._ledger.policies.dram.hold(pin.keys)
-        for slot in pin.slots:
+    def _hold(self, pin: Pin, slots: Sequence[HeldSlot]) -> None:
+        for slot in slots:
+            pin.slots[slot] = None
             if slot not in self._holders:
                 self._holders[slot] = 0
                 slot.pins += 1
@@ -126,15 +176,21 @@ class Pins:
 
     def _drop(self, pin: Pin) -> None:
         self._unpin(pin.slots)
-        self._ledger.policies.dram.let_go(pin.keys)
+        for piece in reversed(pin.pieces):
+            self._ledger.policies.dram.let_go(piece)
 
-    def _unpin(self, slots: Sequence[HeldSlot]) -> None:
+    def _unpin(self, slots: Iterable[HeldSlot]) -> None:
         for slot in slots:
             self._holders[slot] -= 1
             if not self._holders[slot]:
                 del self._holders[slot]
                 self.nbytes -= padded(slot.nbytes)
                 self._ledger.drop_pins((slot,))
+
+
+def _is_start(pin: Pin, keys: Sequence[BlockKey]) -> bool:
+    """Say whether a pin holds the first of some blocks: a key stands for all blocks before it."""
+    return pin.blocks <= len(keys) and pin.pieces[-1][-1] == keys[pin.blocks - 1]
 
 
 def _nbytes(slots: Iterable[HeldSlot]) -> int:

@@ -271,9 +271,13 @@ class Planner:
         mine = (key for key in keys if self.index.get(namespace_id, key) is not None)
         return self._forget(mine, Reason.DELETED)
 
-    def clear(self, namespace_id: NamespaceId | None) -> Deletion:
-        """Forget every block of a namespace, or of all."""
-        return self._forget(self.index.keys(namespace_id), Reason.CLEARED)
+    def clear(
+        self, namespace_id: NamespaceId | None, keys: Iterable[BlockKey] | None = None
+    ) -> Deletion:
+        """Forget every block of a namespace, or of all. keys: of blocks that it has; only these."""
+        if keys is None:
+            keys = self.index.keys(namespace_id)
+        return self._forget(keys, Reason.CLEARED)
 
     def _forget(self, keys: Iterable[BlockKey], reason: Reason) -> Deletion:
         deletion = Deletion()

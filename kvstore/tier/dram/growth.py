@@ -7,9 +7,9 @@ import contextlib
 import logging
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from kvstore.model.block import padded
 from kvstore.model.errors import ConfigError
@@ -61,13 +61,21 @@ class Growth:
         """Make the first extent, and the others in the background."""
         nbytes = min(self.extent_bytes, self.capacity_bytes)
         self._cpus = await asyncio.to_thread(cpus_for_arena)
-        first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
+        first = self._extents.add(*await self._made(make_extent, nbytes))
         loop = asyncio.get_running_loop()
         self._touching = loop.run_in_executor(None, touch, first.mapped)
         self._task = asyncio.create_task(self._grow())
 
-    def _make(self, make: Callable[..., tuple[int, SharedMapping]]) -> Callable[..., Any]:
-        return partial(make, cpus=self._cpus, sealed=self.sealed)
+    async def _made(
+        self, make: Callable[..., tuple[int, SharedMapping]], nbytes: int
+    ) -> tuple[int, SharedMapping]:
+        """Make an extent in a thread. If cancelled, it is closed once the thread has made it."""
+        making = _Making(partial(make, nbytes, cpus=self._cpus, sealed=self.sealed))
+        try:
+            return await asyncio.to_thread(making.run)
+        except asyncio.CancelledError:
+            making.abandon()
+            raise
 
     async def stop(self) -> None:
         """Make no more extents."""
@@ -96,7 +104,7 @@ class Growth:
                 continue  # memory is short, or the cap was lowered meanwhile
             self.coming_nbytes = nbytes
             try:
-                fd, mapped = await asyncio.to_thread(self._make(make_touched_extent), nbytes)
+                fd, mapped = await self._made(make_touched_extent, nbytes)
             except ConfigError as error:
                 # Less cache is better than no daemon: keep the extents that could be reserved.
                 self.capacity_bytes = self._extents.nbytes
@@ -107,8 +115,7 @@ class Growth:
             finally:
                 self.coming_nbytes = 0
             if nbytes > self._wanted_nbytes:  # the cap was lowered meanwhile
-                mapped.close()
-                os.close(fd)
+                _close(fd, mapped)
             else:
                 self._extents.add(fd, mapped)
         logger.info(
@@ -159,3 +166,36 @@ class Growth:
             self.waits_for_memory = False
             logger.info("arena=grows_again spare_bytes=%d", spare)
         return True
+
+
+class _Making:
+    """An extent that a thread makes, as long as somebody waits for it."""
+
+    def __init__(self, make: Callable[[], tuple[int, SharedMapping]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()  # of both below
+        self._made: tuple[int, SharedMapping] | None = None
+        self._wanted = True
+
+    def run(self) -> tuple[int, SharedMapping]:
+        """Make it, in a thread. What was abandoned meanwhile is closed."""
+        made = self._make()
+        with self._lock:
+            self._made = made
+            if self._wanted:
+                return made
+        _close(*made)
+        return made
+
+    def abandon(self) -> None:
+        """Close it, now or as soon as it is made."""
+        with self._lock:
+            self._wanted = False
+            made = self._made
+        if made is not None:
+            _close(*made)
+
+
+def _close(fd: int, mapped: SharedMapping) -> None:
+    mapped.close()
+    os.close(fd)

@@ -31,7 +31,7 @@ from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.durability import Durability
-from kvstore.tier.file.failure import DiskUnreadable
+from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.frames import Frames
 from kvstore.tier.file.health import Health
@@ -227,8 +227,9 @@ class FileTier:
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Seal the tail and unlock. Waits for calls under way, at most `timeout_s` in all.
 
-        What was set aside and not written is forgotten. After a timeout the directory stays locked
-        until the process ends, because a thread may still write to it.
+        What was set aside and not written is forgotten. An error of the disk is logged: whoever
+        waits for a sync was told before. After a timeout the directory stays locked until the
+        process ends, because a thread may still write to it.
         """
         if not self._calls.is_open:
             return
@@ -241,7 +242,10 @@ class FileTier:
             _log.error("closed with I/O still under way path=%s", self._path)
             self._executor.shutdown(wait=False)
             return
-        await closing
+        try:
+            await closing
+        except (DiskFull, DiskFailed) as error:
+            _log.error("closed with files not synced path=%s reason=%r", self._path, str(error))
         await self._release()
 
     async def _close(self) -> None:

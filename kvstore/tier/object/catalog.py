@@ -1,6 +1,8 @@
 """Caches of the bucket's listings and footers, both bounded. Pure.
 
-Objects never change, so a footer is valid until its object is gone. A listing is valid for
+Objects in clear never change, so a footer is valid until its object is gone. An encrypted object
+of which something was deleted may be stored again, with another key: its footer is valid until a
+listing has another time for it. So is the note that an object is corrupt. A listing is valid for
 `believed_s`. The absence of objects, or of longer ones, is valid for ABSENT_S at most: another
 daemon's new object may be missed for so long. Objects that this daemon writes, or finds to be gone,
 are entered at once.
@@ -42,6 +44,22 @@ class _Listing(NamedTuple):
     ended_walk: bool = False
 
 
+class _Footer(NamedTuple):
+    """run: None if it is corrupt. modified: of the object when it was read."""
+
+    run: Run | None
+    modified: float
+
+    @property
+    def records(self) -> int:
+        return self.run.records if self.run is not None else 1
+
+    def is_of(self, entry: Entry) -> bool:
+        """Say whether it is the footer of an object as it was listed."""
+        in_clear = self.run is not None and self.run.key is None
+        return in_clear or self.modified == entry.modified
+
+
 class Catalog:
     """Both caches. None always means that the bucket has to be asked."""
 
@@ -59,7 +77,7 @@ class Catalog:
         self._records_max = records_max
         self._records = 0
         self._listings: OrderedDict[Directory, _Listing] = OrderedDict()
-        self._runs: OrderedDict[RunName, Run | None] = OrderedDict()
+        self._footers: OrderedDict[RunName, _Footer] = OrderedDict()
 
     def listing(self, directory: Directory) -> tuple[Entry, ...] | None:
         """Return the objects that begin with a block; () if there are none."""
@@ -85,39 +103,46 @@ class Catalog:
         """Note what the bucket answered just now."""
         if listed_at is None:
             listed_at = self._now()
-        self._listings[directory] = _Listing(listed_at, tuple(entries))
+        listing = self._listings[directory] = _Listing(listed_at, tuple(entries))
+        for entry in listing.entries:
+            footer = self._footers.get(entry.name)
+            if footer is not None and not footer.is_of(entry):
+                self._drop(entry.name)
         self._listings.move_to_end(directory)
         while len(self._listings) > self._directories_max:
             self._listings.popitem(last=False)
 
-    def has(self, name: RunName) -> bool:
-        """Say whether an object is known to be there."""
+    def entry(self, name: RunName) -> Entry | None:
+        """Return an object that is known to be there."""
         entries = self.listing((name.namespace_id, name.first)) or ()
-        return any(entry.name == name for entry in entries)
+        return next((entry for entry in entries if entry.name == name), None)
 
     def has_read(self, name: RunName) -> bool:
         """Say whether the footer was read, whether or not it is good."""
-        return name in self._runs
+        return name in self._footers
 
     def run(self, name: RunName) -> Run | None:
         """Return the run in an object; None if its footer was not read, or is corrupt."""
-        found = self._runs.get(name)
-        if found is not None:
-            self._runs.move_to_end(name)
-        return found
+        found = self._footers.get(name)
+        if found is None or found.run is None:
+            return None
+        self._footers.move_to_end(name)
+        return found.run
 
-    def read(self, name: RunName, run: Run | None) -> None:
-        """Note a footer; None: it is corrupt and need not be read again."""
-        self._drop(name)
-        self._runs[name] = run
-        self._records += run.records if run else 1
-        while self._records > self._records_max and len(self._runs) > 1:
-            self._drop(next(iter(self._runs)))
+    def read(self, entry: Entry, run: Run | None) -> None:
+        """Note the footer of an object as it was listed; None: it is corrupt and need not be read
+        again."""
+        self._drop(entry.name)
+        footer = self._footers[entry.name] = _Footer(run, entry.modified)
+        self._records += footer.records
+        while self._records > self._records_max and len(self._footers) > 1:
+            self._drop(next(iter(self._footers)))
 
     def written(self, run: Run, modified: float) -> None:
         """Note an object that this daemon has written."""
-        self._change(run.name, [Entry(run.name, run.nbytes, modified)])
-        self.read(run.name, run)
+        entry = Entry(run.name, run.nbytes, modified)
+        self._change(run.name, [entry])
+        self.read(entry, run)
 
     def gone(self, name: RunName) -> None:
         """Note that an object does not exist any more."""
@@ -136,10 +161,9 @@ class Catalog:
     def holding(self, namespace_id: NamespaceId, keys: Collection[BlockKey] | None) -> list[Run]:
         """Return the known objects with any of `keys`, or (None) of the namespace."""
         wanted = None if keys is None else set(keys)
-        known = [run for run in self._runs.values() if run is not None]
+        known = [footer.run for footer in self._footers.values() if footer.run is not None]
         return [run for run in known if run.holds(namespace_id, wanted)]
 
     def _drop(self, name: RunName) -> None:
-        if name in self._runs:
-            run = self._runs.pop(name)
-            self._records -= run.records if run else 1
+        if name in self._footers:
+            self._records -= self._footers.pop(name).records

@@ -147,9 +147,9 @@ class Lookups:
         except CorruptBlock as error:
             self._metrics.corrupt_blocks.labels("object").inc()
             logger.warning("object=corrupt reason=%r", str(error))
-            self._catalog.read(entry.name, None)
+            self._catalog.read(entry, None)
         else:
-            self._catalog.read(entry.name, run)
+            self._catalog.read(entry, run)
 
     def _deadline(self) -> float:
         return self._now() + 2 * self._timeout_s

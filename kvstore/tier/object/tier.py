@@ -189,8 +189,10 @@ class ObjectTier:
     async def erase(self, timeout_s: float) -> Erasure:
         """Destroy the keys, and delete every object under the prefix, whoever wrote it.
 
-        Returns how far nothing of it can be read again. Raises Unavailable.
+        Returns how far nothing of it can be read again. Cancel your writes before; nothing but
+        `close` is to be called afterwards. Raises Unavailable.
         """
+        await self._end_upkeep()  # it would put the clock again
         deadline = self._now() + timeout_s
         erased = await self.keys.destroy(deadline)
         names = [each.name async for page in self._requests.pages("") for each in page]
@@ -201,7 +203,10 @@ class ObjectTier:
     async def close(self) -> None:
         """Stop. Cancel your writes and reads before."""
         await self.lookups.close()
+        await self._end_upkeep()
+        self._requests.close()
+
+    async def _end_upkeep(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._requests.close()

@@ -147,6 +147,14 @@ class Tombstones:
         since = max(self._keys.get(key, NEVER), self._namespaces.get(namespace_id, NEVER))
         return modified <= since + SKEW_S
 
+    def kills_any(
+        self, namespace_id: NamespaceId, keys: Iterable[BlockKey], modified: float
+    ) -> bool:
+        """Say whether any of the blocks is dead in an object that is as old as that."""
+        return self.may_kill(namespace_id, modified) and any(
+            self.kills(namespace_id, key, modified) for key in keys
+        )
+
     def may_kill(self, namespace_id: NamespaceId, modified: float) -> bool:
         """Say whether anything could be dead in an object of that namespace and age."""
         return modified <= self._newest.get(namespace_id, NEVER) + SKEW_S

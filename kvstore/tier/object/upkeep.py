@@ -288,9 +288,7 @@ class Upkeep:
             return False  # no daemon serves it
         except KVStoreError:
             return None
-        return any(
-            self._tombstones.kills(entry.name.namespace_id, key, entry.modified) for key in run.keys
-        )
+        return self._tombstones.kills_any(entry.name.namespace_id, run.keys, entry.modified)
 
     async def _delete(self, doomed: dict[Entry, str]) -> int:
         """Delete objects; return their bytes."""

@@ -87,7 +87,7 @@ class Writes:
             buffers: list[memoryview] = []
             for page, payload in zip(pages, payloads, strict=True):
                 buffers += [memoryview(page), *payload]
-            if not self._catalog.has(run.name):
+            if not self._is_stored(run):
                 async with self._in_flight(run, deadline) as until:
                     buffers.append(memoryview(footer))
                     await self._requests.put(str(run.name), buffers, run.nbytes, until)
@@ -98,7 +98,7 @@ class Writes:
         self, run: Run, payloads: Sequence[Sequence[memoryview]], deadline: float
     ) -> Run:
         """Return the run that is stored: it may be another daemon's, with a key of its own."""
-        if self._catalog.has(run.name):
+        if self._is_stored(run):
             return self._catalog.run(run.name) or run
         async with self._in_flight(run, deadline) as until:
             sealed, buffers = await asyncio.to_thread(seal_run, run, payloads)
@@ -106,6 +106,15 @@ class Writes:
                 await self._note(sealed, until)
                 return sealed
             return await self._stored(sealed, buffers, until)
+
+    def _is_stored(self, run: Run) -> bool:
+        """Say whether a run is known to be there, with nothing of it deleted since."""
+        entry = self._catalog.entry(run.name)
+        return entry is not None and not self._is_dead(run, entry.modified)
+
+    def _is_dead(self, run: Run, modified: float) -> bool:
+        """Say whether anything is deleted of a run that was stored then."""
+        return self._tombstones.kills_any(run.name.namespace_id, run.keys, modified)
 
     @asynccontextmanager
     async def _in_flight(self, run: Run, deadline: float) -> AsyncIterator[float]:
@@ -132,15 +141,28 @@ class Writes:
         return True
 
     async def _stored(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> Run:
-        """Return the run that was there first; ours takes its place if it does not open."""
-        listed = await self._requests.head(str(run.name), deadline)
-        entry = Entry(run.name, listed.nbytes, listed.modified)
+        """Return the run that was there first; ours takes its place if it does not open, or if
+        something of it is deleted."""
+        found = await self._found(run.name, deadline)
+        if found is None:
+            await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
+            self._upkeep.wrote(run.nbytes)
+            # Another daemon may have done the same meanwhile: the key of the last one opens it.
+            found = await self._found(run.name, deadline)
+        return found or run
+
+    async def _found(self, name: RunName, deadline: float) -> Run | None:
+        """Return the run in an object that is there, and note it; None if it does not open, or if
+        something of it is deleted."""
+        listed = await self._requests.head(str(name), deadline)
+        entry = Entry(name, listed.nbytes, listed.modified)
         try:
             run = await fetch_footer(self._requests, entry, deadline, self._keys)
         except CorruptBlock:
-            await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
-            self._upkeep.wrote(run.nbytes)
-        self._catalog.written(run, listed.modified)
+            return None
+        if self._is_dead(run, entry.modified):
+            return None
+        self._catalog.written(run, entry.modified)
         return run
 
     async def _modified(self, name: RunName, deadline: float) -> float:

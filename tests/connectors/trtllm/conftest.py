@@ -19,7 +19,7 @@ from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.connectors.trtllm import standin
-from tests.connectors.trtllm.executor import KINDS, Executor, Rank, llm_args
+from tests.connectors.trtllm.executor import KINDS, Executor, Rank, llm_args, write_config
 
 BLOCKS = 64
 
@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> str:
     """A folder of weights, as far as the connector looks at them."""
     folder = tmp_path / "tiny-model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    write_config(str(folder))
     (folder / "model.safetensors").write_bytes(b"weights of " + str(tmp_path).encode() * 100)
     return str(folder)
 

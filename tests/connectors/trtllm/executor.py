@@ -13,9 +13,11 @@ or of another prompt, is seen at once.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +57,20 @@ def llm_args(model: str, **changes: Any) -> SimpleNamespace:
     for name, value in changes.items():
         (cache if name in cache or name.startswith("use_kv") else plain)[name] = value
     return SimpleNamespace(**plain, kv_cache_config=SimpleNamespace(**cache))
+
+
+def model_config(kinds: int = KINDS, **changes: Any) -> dict[str, Any]:
+    """Return the config.json of the model: one KV head on each rank, or latent attention."""
+    own = (
+        {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1}
+        if kinds == KINDS
+        else {"kv_lora_rank": DIM - 4, "qk_rope_head_dim": 4}
+    )
+    return {"num_hidden_layers": LAYERS, **own, **changes}
+
+
+def write_config(model: str, kinds: int = KINDS, **changes: Any) -> None:
+    Path(model, "config.json").write_text(json.dumps(model_config(kinds, **changes)))
 
 
 def make_pool(blocks: int, kinds: int = KINDS) -> torch.Tensor:

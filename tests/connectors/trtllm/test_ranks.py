@@ -14,7 +14,7 @@ from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.connectors.trtllm import standin
 from tests.connectors.trtllm.conftest import Engine
-from tests.connectors.trtllm.executor import BLOCK, KINDS, Executor, Rank, llm_args
+from tests.connectors.trtllm.executor import BLOCK, KINDS, Executor, Rank, llm_args, write_config
 from tests.connectors.trtllm.other_rank import other_rank
 
 Words = Callable[[int, int], list[int]]
@@ -29,6 +29,7 @@ def two_ranks(
     settings = json.dumps({"target": target, "load_deadline_s": 10})
     monkeypatch.setenv("TRTLLM_KVSTORE", settings)
     options = {"model": model, "tensor_parallel_size": 2}
+    write_config(model, kinds)
     with other_rank(settings, POOL, kinds, {**options, **other}) as link:
         standin.enter(standin.World(0, [link]))
         from kvstore_trtllm import KVStoreScheduler, KVStoreWorker

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import Planner, Reservation, Steps
-from kvstore.decide.policy import policy_by_name
+from kvstore.decide.planner.demotion import DECIDED_MAX
+from kvstore.decide.policy import WriteBudget, policy_by_name
 from kvstore.decide.policy.registry import BUILT_IN
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Part, Slot, Span, padded
 from kvstore.model.keys import KeyChain, root_key
+from tests.decide.planner.spaces import CountingSpace
 
 CAPACITY = 40 * 4096
 SPECS = [
@@ -109,3 +113,40 @@ def test_evicting_keeps_caps_and_prefixes_and_what_is_held(
         here = resident(planner)
         assert all(key in here for key, _ in pinned)
         assert all(parent is None or parent in here for parent in here.values())
+
+
+class CountedBudget(WriteBudget):
+    """A write budget for everything, that counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 50, lambda: 0.0)
+        self.asked_of: list[BlockKey] = []
+
+    def admits(self, key: BlockKey, *args: Any, **more: Any) -> bool:
+        self.asked_of.append(key)
+        return super().admits(key, *args, **more)
+
+
+@pytest.mark.parametrize("by", ["write_ahead", "find_slot"])
+def test_a_long_prefix_is_decided_in_steps_from_its_start_on(by: str) -> None:
+    blocks = 4 * DECIDED_MAX + 1
+    spec, budget = SPECS[0], CountedBudget()
+    space = CountingSpace(blocks * 4096)
+    file = CountingSpace(2 * blocks * 4096)
+    planner = Planner(space, file, now=lambda: 0.0, write_budget=budget, write_on_demotion=True)
+    planner.index.register(spec)
+    keys = KeyChain(root_key(spec.id), 2).update([7] * 2 * blocks)
+    put(planner, spec.id, keys)
+    steps = asked = 0
+    is_decided = False
+    while not is_decided:
+        if by == "find_slot":
+            assert planner.eviction.find_slot(4096) is None, "nothing is written yet"
+            assert len(budget.asked_of) - asked <= DECIDED_MAX
+            asked = len(budget.asked_of)
+        is_decided = planner.eviction.write_ahead(4096)
+        assert len(budget.asked_of) - asked <= DECIDED_MAX
+        asked, steps = len(budget.asked_of), steps + 1
+        assert steps < 100
+    assert budget.asked_of == keys
+    assert planner.dirty.count > 0

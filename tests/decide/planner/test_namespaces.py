@@ -17,6 +17,7 @@ from kvstore.decide.namespaces import (
     UNKNOWN_MODEL,
     Namespaces,
 )
+from kvstore.decide.planner import Departures, Explainer, Leases, explain
 from kvstore.decide.rows import Rows
 from kvstore.model.block import Group, Namespace, NamespaceId
 from kvstore.model.errors import Unavailable, UnknownNamespace
@@ -196,3 +197,41 @@ def test_what_was_found_counts_for_its_model_once_it_is_known() -> None:
     known._forget(known._all[each.id])
     assert by_name["found"].file_nbytes == 8192, "still its"
     assert [use.use.model for use in known] == ["found"]
+
+
+def test_a_namespace_without_blocks_is_compared_with_few_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = Index()
+    model = ("model", "m")
+    specs = [
+        Namespace(16, (Group("full", 4096),), (("build", str(number)), model))
+        for number in range(explain.OTHERS_MAX + 20)
+    ]
+    keys = sample_keys("others", len(specs))
+    for spec_of, key in zip(specs[1:], keys[1:], strict=True):
+        index.register(spec_of)
+        index.add(StoredBlock(key, spec_of.id, 0, None))
+    index.register(specs[0])
+    compared: list[Namespace] = []
+
+    def differences(own: Namespace, other: Namespace) -> tuple[str, ...]:
+        compared.append(other)
+        return explain_differences(own, other)
+
+    explain_differences = explain.differences
+    monkeypatch.setattr(explain, "differences", differences)
+    leases = Leases(
+        lease_s=1.0,
+        limbo_bytes_max=0,
+        sessions_max=1,
+        now=lambda: 0.0,
+        new_id=lambda: 1,
+        unpin=lambda held: None,
+        unpin_frame=lambda frame: None,
+    )
+    explainer = Explainer(index, Departures(16, lambda: 0.0), leases)
+    ending = explainer.ending(specs[0].id, [keys[0]], 0)
+    assert ending is not None
+    assert ending.differs
+    assert compared == specs[: -explain.OTHERS_MAX - 1 : -1]

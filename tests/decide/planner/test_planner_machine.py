@@ -327,9 +327,20 @@ class BudgetMachine(PlannerMachine):
 
 
 class DemotingBudgetMachine(DemotingMachine):
-    """As the one that demotes, with a budget for a part of it."""
+    """As the one that demotes, with a budget for a part of it. Parents may be wrong."""
 
     write_budget = 20
+
+    @rule(at=st.integers(0, 3), parent=st.integers(0, 3))
+    def put_after_any(self, at: int, parent: int) -> None:
+        """Put a block after itself, or another one that may come after it."""
+        spans = (Span(PARTS[0], 0, 1),)
+        key, after = CHAINS[0][at], CHAINS[0][parent]
+        placement = at_once(self.planner.puts.place(SPEC.id, [key], spans, after))
+        reservation = Reservation(SPEC.id, [key], at, after, spans, placement.refused)
+        with self.planner.pinned([held for held in placement.held if held is not None]):
+            at_once(self.planner.puts.commit(reservation, placement.held, [1]))
+        self.deleted -= {block.key for block in self.planner.index}
 
 
 TestDemotingBudget = DemotingBudgetMachine.TestCase

@@ -7,16 +7,17 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from kvstore.model.block import Slot
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.testing.holes import allow_holes, punch
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, holes
+from kvstore.tier.dram import Arena, growth, holes
 from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
 
 MIB = 1 << 20
@@ -146,6 +147,33 @@ def test_an_arena_that_is_closed_while_it_gives_memory_back_keeps_no_descriptor(
     with_arena(work)
     assert arena_descriptors() <= before + 2
     go_on.set()
+    until(lambda: arena_descriptors() == before)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+def test_an_extent_that_is_made_under_the_close_is_closed_as_well(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held_up(nbytes: int, cpus: Set[int], *, sealed: bool) -> tuple[int, SharedMapping]:
+        begun.set()
+        assert go_on.wait(60)
+        return make_extent(nbytes, cpus, sealed=sealed)
+
+    async def main() -> None:
+        arena = Arena(8 * MIB, 2 * MIB)
+        starting = asyncio.create_task(arena.start())
+        await asyncio.to_thread(begun.wait, 60)
+        starting.cancel()  # as when a tenant is not added after all; else it has ended
+        await asyncio.gather(starting, return_exceptions=True)
+        await arena.close()
+        assert arena_descriptors() == before
+        go_on.set()
+
+    monkeypatch.setattr(growth, "make_extent" if first else "make_touched_extent", held_up)
+    before = arena_descriptors()
+    asyncio.run(main())
     until(lambda: arena_descriptors() == before)
 
 

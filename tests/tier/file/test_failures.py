@@ -329,6 +329,23 @@ def test_close_is_bounded_when_the_disk_hangs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_under_the_close_is_logged_and_the_directory_is_unlocked(
+    tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        disk = FaultyDisk()
+        async with opened(tmp_path, disk=disk) as (tier, _):
+            await put(tier, 1, "a")
+            disk.fault = failing("sync_directory", code)
+        assert not disk.opened
+        async with opened(tmp_path) as (_, recovered):
+            assert live(recovered) == expected({"a": 1})
+
+    asyncio.run(main())
+    assert [line for line in caplog.messages if "not synced" in line]
+
+
 def test_a_closed_tier_answers_unavailable(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as (tier, _):

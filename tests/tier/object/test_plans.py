@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import InvalidRequest
+from kvstore.sealing import Keyring
 from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.collection import Survey
 from kvstore.tier.object.layout import ObjectExtent, lay_out
@@ -21,6 +23,7 @@ from kvstore.tier.object.ranges import (
 )
 from kvstore.tier.object.tombstones import SKEW_S, Tombstone, Tombstones
 from kvstore.tier.object.walk import AHEAD_MAX, Found, Walk, Wanted
+from tests.tier.file.frames import ROOT, SEALING
 from tests.tier.object.opened import Clock
 from tests.tier.object.runs import NAMESPACE, alike, frames, prefix_of, records_found
 
@@ -39,7 +42,7 @@ class World:
     def store(self, keys: Sequence[BlockKey], first: int, end: int) -> None:
         run, _, _ = lay_out([header for header, _ in frames(keys, first, end, nbytes=64)])
         self.entries.append(Entry(run.name, run.nbytes, float(len(self.entries))))
-        self.catalog.read(run.name, run)
+        self.catalog.read(self.entries[-1], run)
 
     def find(self, keys: Sequence[BlockKey], run_blocks: int = 16) -> Found:
         walk = Walk(NAMESPACE, keys, run_blocks, self.catalog, self.tombstones)
@@ -119,10 +122,27 @@ def test_the_catalog_is_bounded_and_forgets_in_time() -> None:
         catalog.written(run, 1.0)
     known = [run for run in runs if catalog.run(run.name)]
     assert known == runs[-2:]
-    assert [catalog.has(run.name) for run in runs].count(True) == 3
+    assert [catalog.entry(run.name) for run in runs].count(None) == len(runs) - 3
     clock.ahead_s = 61.0
-    assert not any(catalog.has(run.name) for run in runs)
+    assert not any(catalog.entry(run.name) for run in runs)
     assert catalog.run(runs[-1].name) == runs[-1]
+
+
+@pytest.mark.parametrize("what", ["in clear", "encrypted", "corrupt"])
+def test_a_footer_is_forgotten_with_another_time_of_its_object_unless_it_is_in_clear(
+    what: str,
+) -> None:
+    catalog = Catalog(Clock(), 60.0)
+    run, _, _ = lay_out([header for header, _ in frames(PREFIX, 0, 8, nbytes=64)])
+    if what == "encrypted":
+        run = replace(run, key=Keyring.create(ROOT, SEALING.tenant).new_key())
+    entry = Entry(run.name, run.nbytes, 1.0)
+    catalog.listed(entry.directory, [entry])
+    catalog.read(entry, None if what == "corrupt" else run)
+    catalog.listed(entry.directory, [entry])
+    assert catalog.has_read(run.name)
+    catalog.listed(entry.directory, [entry._replace(modified=2.0)])
+    assert catalog.has_read(run.name) == (what == "in clear")
 
 
 # ---- tombstones --------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_every_changed_byte_is_a_miss_and_never_other_bytes(
                 changed[at] ^= draw.randrange(1, 256)
                 path.write_bytes(changed)
                 side.clock.ahead_s += 120.0  # what it believed is asked again
-                for each in list(side.tier._catalog._runs):
+                for each in list(side.tier._catalog._footers):
                     side.tier._catalog.gone(each)
                 _, wrong = await good_reads(side, keys, 20_000)
                 assert not wrong
@@ -221,7 +221,7 @@ def test_a_forged_tombstone_kills_nothing(where: dict[str, Any], tmp_path: Path)
         keys = prefix_of("doomed", 16)
         async with opened(where) as side:
             await side.write(frames(keys))
-            name = next(iter(side.tier._catalog._runs))
+            name = next(iter(side.tier._catalog._footers))
             forged_name = TombstoneName(name.namespace_id, 7, f"{PREFIX}/")
             for data in (encode_tombstone(forged_name, None, NAMESPACE), b"rot", bytes(8192)):
                 await side.bucket.put(str(forged_name), [data], len(data))
@@ -242,7 +242,7 @@ def test_a_tombstone_of_another_tenant_or_place_kills_nothing(
             other = NamespaceId(b"o" * 32)
             await side.tier.deletes.delete(other, None, side.deadline())
             (path,) = objects(tmp_path, TOMBSTONES)
-            name = next(iter(side.tier._catalog._runs))
+            name = next(iter(side.tier._catalog._footers))
             stolen = TombstoneName(name.namespace_id, 1, f"{PREFIX}/")
             data = path.read_bytes()
             await side.bucket.put(str(stolen), [data], len(data))

@@ -60,7 +60,7 @@ def test_what_is_deleted_during_a_sweep_waits_for_the_next(
     async def test() -> None:
         async with opened(where) as one:
             await store(one)
-            names = sorted(run.name.first for run in one.tier._catalog._runs.values() if run)
+            names = sorted(name.first for name in one.tier._catalog._footers)
             first = next(
                 keys
                 for keys in (prefix_of(f"object {at}", 16) for at in range(OBJECTS))

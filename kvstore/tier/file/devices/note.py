@@ -20,7 +20,7 @@ from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.twin_files import Twins, Value, read_twins, write_twins
 
 NOTE_NBYTES_MAX = 16 << 20
-NOTE = Twins("note", "NOTE", b"kvnote\0\1", NOTE_NBYTES_MAX)  # the last byte is the version
+NOTE = Twins("note", "NOTE", b"kvnote\0\1", NOTE_NBYTES_MAX, padded=True)  # last byte: version
 HISTORY_NBYTES_MAX = 2 << 20
 HISTORY = Twins("history", "HISTORY", b"kvhist\0\1", HISTORY_NBYTES_MAX, padded=True)
 RECENT = Twins("recent history", "RECENT", b"kvrcnt\0\1", HISTORY_NBYTES_MAX, padded=True)

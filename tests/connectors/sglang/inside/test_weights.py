@@ -108,6 +108,8 @@ def told(**changes: dict[str, Any]) -> weights.Arguments:
         ({"model": {"load_format": "dummy"}}, "--load-format dummy"),
         ({"model": {"load_format": "remote"}}, "--load-format remote"),
         ({"model": {"custom_weight_loader": ["x"]}}, "--custom-weight-loader"),
+        ({"model": {"weight_cache_mode": "client"}}, "--weight-cache-mode client"),
+        ({"model": {"weight_cache_mode": "daemon"}}, "--weight-cache-mode daemon"),
         ({"model": {"model_path": "org/not-here"}}, "on this machine"),
         ({"model": {"model_path": "EMPTY"}}, "no weights"),
     ],
