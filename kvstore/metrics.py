@@ -22,6 +22,25 @@ SECONDS_BUCKETS = (
 )
 
 FIDELITY = ("fidelity", "tier")  # labels
+CHECKED_BY = (
+    "put",
+    "write_behind",
+    "promote",
+    "reader",
+    "scrub",
+    "arena",
+    "object",
+    "pool",
+    "pair",
+)
+TASKS = (
+    *("arena_links", "bucket", "cap", "credentials", "deletes", "devices", "events", "health"),
+    *("holes", "house", "lend_dram", "lend_file", "members.ask", "members.follow", "members.held"),
+    *("members.renew", "members.save", "peers", "pool", "pool_put", "recall", "scrub"),
+    *("tenants_house", "upload", "write_behind"),
+)
+"""What `keep_running` runs. Some daemons run a part of it; all export all, from the start on."""
+BEGUN = ("corrupt_blocks", "task_failures")  # exported as 0 by each label, from the start on
 
 
 class Metrics:
@@ -155,7 +174,8 @@ class Metrics:
         """Return what was counted since the start: a number by name, or by label values too.
 
         Names are without prefix and `_total`; several label values are joined by "/"; a histogram
-        is {"count": observations, "sum": seconds}. Gauges are left out: see `Store.stats()`.
+        is {"count": observations, "sum": seconds}. Gauges are left out: see `Store.stats()`. So are
+        places and tasks of `BEGUN` that have counted nothing.
         """
         found: dict[str, Any] = {}
         for family in chain.from_iterable(metric.collect() for metric in self._counted):
@@ -163,6 +183,8 @@ class Metrics:
             for sample in family.samples:
                 kind = sample.name.rpartition("_")[2]
                 if kind not in ("total", "count", "sum"):
+                    continue
+                if name in BEGUN and not sample.value:
                     continue
                 place = found.setdefault(name, {})
                 if sample.labels:
@@ -357,6 +379,7 @@ class Metrics:
             "(fine parts found beside another base than their own)",
             "where",
         )
+        _begin(self.corrupt_blocks, CHECKED_BY)
         self.punched_bytes = self._counter(
             "punched_bytes",
             "Bytes of the arena that a client returned to the system; allocated again",
@@ -373,6 +396,7 @@ class Metrics:
             "Background tasks that ended with an unexpected error and were started again, by task",
             "task",
         )
+        _begin(self.task_failures, TASKS)
         self.write_behind_errors = self._counter(
             "write_behind_errors", "Writes to the file tier that failed"
         )
@@ -481,7 +505,8 @@ class Metrics:
             "event_drops",
             "What was not announced, or not sent, by why: unread (a batch, to subscribers that do "
             "not read), queue (the publisher is behind), name (an @ in a model's or an engine's), "
-            "namespaces (too many), failed",
+            "namespaces (too many), failed; blocks: adapters (too many), uncommitted and parent "
+            "(too many wait for their commit, or for their parent)",
             "reason",
         )
         self.event_blocks = self._gauge("event_blocks", "Blocks whose tokens are kept for events")
@@ -542,6 +567,13 @@ class Metrics:
         )
         self._counted.append(histogram)
         return histogram
+
+
+def _begin(counter: Counter, labels: Sequence[str]) -> None:
+    """Export a counter as 0 by each label: Prometheus' increase() sees no growth in the first value
+    of a series, so an alert would miss the first event."""
+    for each in labels:
+        counter.labels(each)
 
 
 def _remove(metric: Counter | Gauge, *labels: str) -> None:

@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 KNOWN_SOON_S = 0.05  # a small file is hashed by then
 PREFILL_TOKENS_MIN = 128  # fewer are decoding, whose time says nothing of prefill
-_HOOKED = ("_create_completion", "eval", "save_state")
+_HOOKED = ("_create_completion", "eval", "reset", "save_state")
 
 
 class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp is not checked
     """The prompts of one `Llama`, kept by one daemon. For the thread that runs the model.
 
-    It replaces three methods of that `Llama` object, which call the original ones: `close` puts
+    It replaces four methods of that `Llama` object, which call the original ones: `close` puts
     them back. Failures of the daemon are misses, and never raise.
     """
 
@@ -159,6 +159,7 @@ class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc]
         """Put the longest stored prefix of these tokens into the model, if that is more than it
         has; return which tokens those are. Raises KeyError otherwise."""
         if self._turn is None or self._turn.prompt:
+            self._end_turn()
             self._turn = self._prefixes.new_turn()
         try:
             tokens = self._prefixes.resume(self._turn, list(key))
@@ -196,6 +197,7 @@ class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc]
 
     def _followed(self, steps: Any, reads_scores: bool) -> Iterator[Any]:
         """Yield the steps of a completion; save what an abandoned one has computed."""
+        self._end_turn()
         self._turn = turn = self._prefixes.new_turn(reads_scores)
         try:
             while True:
@@ -210,8 +212,18 @@ class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc]
         finally:
             steps.close()
             if self._turn is turn:
-                self._turn = None
-                self._prefixes.save(turn)
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Save what a completion has computed that is still open: what comes next replaces it."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._prefixes.save(turn)
+
+    def _used_by_another(self) -> None:
+        """End a completion that waits for its reader, if something else now uses the model."""
+        if not self._inside and self._turn is not None and self._turn.prompt_seen:
+            self._end_turn()
 
     def _save_state(self) -> llama_cpp.LlamaState:
         """As the original; but what goes to this cache next, says no more than its tokens."""
@@ -220,42 +232,58 @@ class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc]
             return _tokens_alone(llama.input_ids[: llama.n_tokens].tolist(), llama)
         return type(llama).save_state(llama)
 
+    def _reset(self) -> None:
+        """As the original; what is in the context now is saved before."""
+        llama = self._model
+        self._used_by_another()
+        type(llama).reset(llama)
+        self._prefixes.live.look()
+
     def _eval(self, tokens: Sequence[int]) -> None:
         """As the original; keeps states on the way, where a later prompt may resume."""
         llama = self._model
+        self._used_by_another()
+        self._prefixes.live.look()
         tokens = self._with_window(llama, tokens)
         turn = self._turn if self._inside and llama.cache is self else None
         if turn is None:
-            self._prefixes.note_computed(as_prompt=False)
-            type(llama).eval(llama, tokens)
+            self._compute(llama, tokens)
             return
         began = time.monotonic()
         stops = self._prefixes.window_tokens > 0
         if not turn.prompt_seen and llama.n_tokens > turn.stored_blocks * turn.block_tokens:
             self._prefixes.keep(turn)  # where it parted from what was computed before
         for begin, end in turn.pieces(llama.n_tokens, len(tokens), stops=stops):
-            type(llama).eval(llama, tokens[begin:end])
+            self._compute(llama, tokens[begin:end], as_prompt=not turn.prompt_seen)
             if not turn.prompt_seen or (len(tokens) == 1 and not self._prefixes.exact):
                 self._prefixes.keep(turn)
-        if not turn.prompt_seen:
-            self._prefixes.note_computed(as_prompt=True)
         turn.prompt_seen = True
         if len(tokens) >= PREFILL_TOKENS_MIN:
             depth = llama.n_tokens - len(tokens) / 2
             self._prefixes.note_pace(len(tokens), time.monotonic() - began, depth)
 
+    def _compute(
+        self, llama: llama_cpp.Llama, tokens: Sequence[int], *, as_prompt: bool = False
+    ) -> None:
+        try:
+            type(llama).eval(llama, tokens)
+        finally:
+            self._prefixes.live.computed(as_prompt=as_prompt)
+
     def _with_window(self, llama: llama_cpp.Llama, tokens: Sequence[int]) -> Sequence[int]:
         """Return what to compute next: everything, if the window before it is not there any more.
 
         llama-cpp-python cuts a sequence wherever a prompt parts from it, and does not ask whether
-        layers with a sliding window still have what is before that.
+        layers with a window still have what is before that. KV that does not follow from tokens
+        cannot be computed anew: that is left to llama-cpp-python.
         """
         done = llama.n_tokens
-        if self._prefixes.has_window(done):
+        if self._prefixes.live.opaque or self._prefixes.live.has_window(done):
             return tokens
         logger.info("window=gone recomputed_tokens=%d", done)
         tokens = [*llama.input_ids[:done].tolist(), *tokens]
         self._context.clear()
+        self._prefixes.live.look()
         return tokens
 
     @property

@@ -126,14 +126,16 @@ def _check_blocks(layers: list[Layers], block_tokens: int) -> None:
             )
 
 
-def identity_of(llama: llama_cpp.Llama, layers: list[Layers]) -> dict[str, str]:
-    """Return what the KV of `llama` depends on, beside its files."""
+def identity_of(
+    llama: llama_cpp.Llama, layers: list[Layers], *, exact: bool = False
+) -> dict[str, str]:
+    """Return what the KV of `llama` depends on, beside its files. exact: none is of answers."""
     parameters = {name: getattr(llama.context_params, name) for name in _PARAMETERS}
     if any(key.endswith("rope.scaling.original_context_length") for key in llama.metadata):
         parameters["n_ctx"] = llama.n_ctx()  # some of these scale positions by it
     state = [each.layout.describe() if each.layout else SNAPSHOT_FORM for each in layers]
     windows = [each.window_tokens for each in layers]
-    return {
+    identity = {
         "engine": "llama.cpp",
         "parameters": _digest(parameters),
         "overrides": _digest(llama.kv_overrides or {}),
@@ -143,13 +145,16 @@ def identity_of(llama: llama_cpp.Llama, layers: list[Layers]) -> dict[str, str]:
         "layout": FORM,
         "layers": _digest({"caches": state, "windows": windows}),
     }
+    if exact:
+        identity["answers"] = "left out"
+    return identity
 
 
 def describe(
-    llama: llama_cpp.Llama, layers: list[Layers], block_tokens: int, version: str
+    llama: llama_cpp.Llama, layers: list[Layers], block_tokens: int, version: str, *, exact: bool
 ) -> Namespace:
     """Return the namespace of `llama`, without what its files are."""
-    identity = {**identity_of(llama, layers), "version": version}
+    identity = {**identity_of(llama, layers, exact=exact), "version": version}
     groups = tuple(
         Group(
             "snapshot" if each.layout is None else "window" if each.window_tokens else "full",

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import llama_cpp
-import numpy as np
 
 from kvstore import BlockKey, Client, InvalidRequest, KeyChain, root_key
 from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.request_hints import HintSender
 from kvstore_llamacpp.context import WHOLE, WINDOW_ONLY, Context, StateFailed
 from kvstore_llamacpp.hints import NO_HINTS, current_hints
+from kvstore_llamacpp.live import Live
 from kvstore_llamacpp.loading import Loader, snapshot_nbytes
 from kvstore_llamacpp.namespace import ModelFiles, describe, find_layers
 from kvstore_llamacpp.runs import runs_of
@@ -79,10 +79,16 @@ class Prefixes:
         self._layers = find_layers(llama, self._context, block_tokens, snapshot_bytes)
         self.window_tokens = max(each.window_tokens for each in self._layers)
         self.snapshots = self._layers[0].layout is None
-        self._namespace = describe(llama, self._layers, block_tokens, version)
+        self._namespace = describe(llama, self._layers, block_tokens, version, exact=exact)
         self._is_known = self._is_registered = self._is_stale = False
         self.exact = exact
-        self._exact_tokens = 0
+        self.live = Live(
+            llama,
+            self._context,
+            block_tokens=block_tokens,
+            window_tokens=self.window_tokens,
+            snapshots=self.snapshots,
+        )
         self._pace = PrefillPace()
         self._met: OrderedDict[BlockKey, None] = OrderedDict()
         self._client = client
@@ -116,18 +122,17 @@ class Prefixes:
 
         Raises KVStoreError and StateFailed: then the model has nothing, or what it had.
         """
-        llama, size = self._model, self._namespace.block_tokens
-        self._ready()
+        size = self._namespace.block_tokens
+        turn.is_named = self._ready()
         turn.chain, turn.prompt = self._chain(), tokens
         turn.request_id = f"llama-{secrets.token_hex(4)}"
-        if self.exact:
-            self._trim(tokens)
-        if turn.reads_scores or not self._usable(tokens):
+        self._forget_for(turn)
+        if self.live.opaque or turn.reads_scores or not self._usable(tokens):
             self.counts.bypassed += 1
             return []
         keys = turn.chain.update(tokens[:-1])
         turn.parted_blocks = self._known_blocks(keys)
-        has = self._live_tokens(llama, tokens)
+        has = self.live.usable(tokens)
         if not keys:
             return []
         self._register()
@@ -151,7 +156,7 @@ class Prefixes:
             if loaded.tokens <= has:
                 return []
             self._context.restore(loaded.state, tokens[: loaded.tokens])
-            self.note_computed(as_prompt=True)
+            self.live.was_restored()
         except StateFailed:
             self._loader.forget(self._namespace, keys[turn.stored_blocks - 1])
             turn.stored_blocks = 0
@@ -171,6 +176,8 @@ class Prefixes:
         """Keep the state, if the model has come to the end of a block."""
         blocks, rest = divmod(self._model.n_tokens, self._namespace.block_tokens)
         if not self.window_tokens or rest or not blocks or not self._is_known or turn.reads_scores:
+            return
+        if self.live.opaque:
             return
         try:
             flags = WHOLE if self.snapshots else WINDOW_ONLY
@@ -209,12 +216,6 @@ class Prefixes:
         """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
         self._pace.note(tokens, seconds, depth)
 
-    def has_window(self, tokens: int) -> bool:
-        """Whether the model has what a token after the first so many needs of a sliding window."""
-        if tokens == 0 or self.snapshots or not self.window_tokens:
-            return True
-        return 0 <= self._context.first_position() <= max(0, tokens - (self.window_tokens - 1))
-
     def close(self) -> None:
         """Finish the queued saves, for 2 s at most."""
         self.saver.close()
@@ -249,7 +250,7 @@ class Prefixes:
             )
         if self._is_stale or not self._ready():
             return False
-        plain = all(0 <= token < self._vocabulary for token in tokens)  # others stand for images
+        plain = all(0 <= token < self._vocabulary for token in tokens)  # others are no text
         return plain and bool(self._client.available)
 
     def _register(self) -> None:
@@ -260,33 +261,17 @@ class Prefixes:
     def _chain(self) -> KeyChain:
         return KeyChain(root_key(self._namespace.id), self._namespace.block_tokens)
 
-    def _live_tokens(self, llama: llama_cpp.Llama, tokens: Sequence[int]) -> int:
-        """Return how many tokens of a prompt the model need not compute as it is."""
-        count = min(llama.n_tokens, len(tokens) - 1)
-        if count <= 0:
-            return 0
-        differ = np.flatnonzero(llama.input_ids[:count] != np.asarray(tokens[:count]))
-        same = int(differ[0]) if len(differ) else count
-        if self.snapshots:
-            return same if same == llama.n_tokens else 0
-        return same if self.has_window(same) else 0
-
-    def _trim(self, tokens: Sequence[int]) -> None:
-        """Have the model forget what it has not computed as it would compute this prompt."""
-        llama, size = self._model, self._namespace.block_tokens
-        has = min(self._live_tokens(llama, tokens), self._exact_tokens) // size * size
-        if has < llama.n_tokens:
-            llama.n_tokens = has if self.has_window(has) else 0
-            llama._requires_eval = True
-
-    def note_computed(self, *, as_prompt: bool) -> None:
-        """Learn what the model has computed as it computes a prompt: in blocks, from the start."""
-        tokens = self._model.n_tokens
-        if as_prompt:
-            size = self._namespace.block_tokens
-            self._exact_tokens = tokens // size * size
-        else:
-            self._exact_tokens = min(self._exact_tokens, tokens)
+    def _forget_for(self, turn: Turn) -> None:
+        """Have the model forget what is in its context, and must not be used for this prompt."""
+        live = self.live
+        live.look()
+        live.cut_opaque(turn.prompt)
+        if live.opaque:
+            return
+        if self.exact:
+            live.cut_to_exact(turn.prompt)
+        if turn.reads_scores and live.restored:
+            live.cut(0)  # a state brings no logits
 
     def _rewind(self, turn: Turn, has: int) -> None:
         """Have the model go on at the end of a block, if this prompt has parted from what is there.
@@ -294,12 +279,11 @@ class Prefixes:
         Others may part there, too, and can only resume where a window was kept. It costs less than
         a block, once.
         """
-        llama, size = self._model, self._namespace.block_tokens
+        size = self._namespace.block_tokens
         blocks = has // size
-        parted = self.window_tokens and not self.snapshots and has < llama.n_tokens
-        if parted and turn.stored_blocks < blocks and self.has_window(blocks * size):
-            llama.n_tokens = blocks * size
-            llama._requires_eval = True
+        parted = self.window_tokens and not self.snapshots and has < self._model.n_tokens
+        if parted and turn.stored_blocks < blocks and self.live.has_window(blocks * size):
+            self.live.cut(blocks * size)
 
     def _known_blocks(self, keys: Sequence[BlockKey]) -> int:
         """Return how many blocks of a prefix this process has met before."""
@@ -328,8 +312,11 @@ class Prefixes:
         """Return the keys of what was computed for a turn; None if that is not its prompt's, or
         cannot be stored."""
         tokens = self._tokens
-        if not self._usable(tokens):
+        self.live.look()
+        if self.live.opaque or not self._usable(tokens):
             return None
+        if not turn.is_named:  # the files have become known since
+            turn.chain, turn.is_named = self._chain(), True
         return turn.keys(tokens[: len(turn.prompt)] if self.exact else tokens)
 
     def _job(self, turn: Turn, memory: list[Any]) -> Job | None:

@@ -33,6 +33,7 @@ class Turn:
     """prompt: its tokens. stored_blocks: how many blocks the daemon is known to have of it.
 
     parted_blocks: how many blocks earlier prompts share with it, as far as this process knows.
+    is_named: whether the chain is of the complete namespace, so that its keys name blocks.
     reads_scores: the caller wants what only computing gives, so nothing is loaded. hints: what it
     says about its conversation.
     """
@@ -45,6 +46,7 @@ class Turn:
     stored_blocks: int = 0
     parted_blocks: int = 0
     request_id: str = ""
+    is_named: bool = True
     prompt_seen: bool = False
     saved: bool = False
     kept: dict[int, Kept] = field(default_factory=dict)

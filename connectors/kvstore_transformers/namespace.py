@@ -64,6 +64,10 @@ def check_supported(model: Any) -> None:
         raise Incompatible("adapters change the KV; merge the adapter into the model first")
     if model.training:
         raise Incompatible("the model is in training mode; call model.eval() first")
+    if (name := _hooked_by(model)) is not None:
+        raise Incompatible(
+            f"a forward hook of {name} may change the KV; remove the hooks, or use model.generate"
+        )
 
 
 def check_unchanged(model: Any, layout: Layout) -> None:
@@ -162,6 +166,22 @@ def with_weights(namespace: Namespace, fingerprint: str) -> Namespace:
     """Return `namespace` with weights that are known."""
     identity = {**dict(namespace.identity), "weights": fingerprint}
     return replace(namespace, identity=tuple(sorted(identity.items())))
+
+
+def _hooked_by(model: Any) -> str | None:
+    """Return the Python module that has put a forward hook into the model; None: no hooks.
+
+    Hooks of transformers itself do not count: they record outputs. It leaves them in the model.
+    """
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            name = str(getattr(hook, "__module__", ""))
+            if not name.startswith("transformers."):
+                return name or "an unknown module"
+        modules += module.children()
+    return None
 
 
 def _kind(kv: Tensor) -> tuple[Any, ...]:

@@ -22,12 +22,13 @@ from torch import Tensor
 from kvstore import (
     BlockKey,
     Client,
-    Grant,
     InvalidRequest,
     KeyChain,
     KVStoreError,
+    Unavailable,
     root_key,
 )
+from kvstore.client.leased import KEYS_MAX, PROMOTION_SHARE, answer_in, give_back
 from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.save_thread import SavesBehind
 from kvstore_kernels.device import open_device
@@ -46,7 +47,6 @@ from kvstore_transformers.saving import Job, Saver, saved_of
 logger = logging.getLogger(__name__)
 
 Least = Literal["base", "fine"]
-KEYS_MAX = 8192
 KNOWN_SOON_S = 0.05  # a small model is known by then
 
 
@@ -251,8 +251,6 @@ class Prefixes(SavesBehind):
             return
         with contextlib.suppress(KVStoreError):
             self._register()  # with a pool, the daemon may never have been asked
-        if not self._registered and self._pool is None:
-            return
         if not cache.exact or not all(g.fits(cache.layers) for g in self._layout.groups):
             return
         kinds = list(zip(self._layout.groups, self._namespace.groups, strict=False))
@@ -295,9 +293,9 @@ class Prefixes(SavesBehind):
         return KeyChain(root_key(self._namespace_id), self._namespace.block_tokens).update(tokens)
 
     def _register(self) -> None:
-        """Name the namespace to the daemon, if it is there and was not told."""
-        if not self._registered and self._client.available:
-            self._client.register(self._namespace)  # from here on the client repeats it by itself
+        """Have the client name the namespace to a daemon that does not know it. Waits for none."""
+        if not self._registered:
+            self._client.register(self._namespace, now=False)
             self._registered = True
 
     def _open_pool(self, nbytes: int, policy: str) -> HbmPool:
@@ -319,18 +317,25 @@ class Prefixes(SavesBehind):
         asked_at = time.monotonic()
         size = self._namespace.block_tokens
         recompute_s = self._pace.s_per_token(len(keys) * size / 2) * size
-        grant: Grant = self._client.acquire(
-            self._namespace_id,
-            keys,
-            wait_s=self._load_deadline_s,
-            request_id=cache.request_id,
-            recompute_s_per_block=recompute_s,
-            refined=cache.refined,
-            file_places=self._coding is None
-            and self._direct.is_wanted(
-                sum(group.record_nbytes for group in self._namespace.groups), recompute_s
-            ),
+        file_places = self._coding is None and self._direct.is_wanted(
+            sum(group.record_nbytes for group in self._namespace.groups), recompute_s
         )
+        asked = self._client.submit(
+            lambda remote: remote.acquire(
+                self._namespace_id,
+                keys,
+                wait_s=self._load_deadline_s * PROMOTION_SHARE,
+                request_id=cache.request_id,
+                recompute_s_per_block=recompute_s,
+                refined=cache.refined,
+                file_places=file_places,
+            )
+        )
+        try:
+            grant = answer_in(self._client, asked, self._load_deadline_s)
+        except Unavailable:
+            give_back(self._client, asked)
+            raise
         load = None
         try:
             cache.stored_blocks = grant.hit_blocks

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import click
 
 from kvstore.model.errors import ConfigError
+from kvstore.model.words import printable
 from kvstore.settings import SecuritySettings, load_settings
 from kvstore.settings.security import JOURNAL
 from kvstore.system.audit_chain import Verdict, audit_key, read_head, split_lines, verify
@@ -63,7 +64,7 @@ def _for_people(line: str) -> str:
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
         return f"not a line of the log: {line[:80]!r}"
     left_out = ("seq", "mac", "prev")
-    told = (f"{name}={value}" for name, value in fields.items() if name not in left_out)
+    told = (printable(f"{name}={value}") for name, value in fields.items() if name not in left_out)
     return " ".join([when, *told])
 
 

@@ -16,7 +16,8 @@ from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
 from kvstore.client import Client
 from kvstore.client.trust import user_name
-from kvstore.model.errors import KVStoreError, Unauthorized, Unavailable
+from kvstore.decide.policy.registry import policy_by_name
+from kvstore.model.errors import ConfigError, KVStoreError, Unauthorized, Unavailable
 from kvstore.settings import Settings, entries, listen_address, metrics_address, settings_of
 from kvstore.store.findings import Finding, daemon_health, note, ok, wrong
 
@@ -38,7 +39,7 @@ def check_daemon(target: str, given: Settings) -> Checked:
             own, unread = _settings_of(client)
     except Unavailable:
         none = note("daemon", f"none at {target} yet", "kvstore serve")
-        return Checked([none, *check_addresses(given)], running=False)
+        return Checked([none, *check_addresses(given), *check_policies(given)], running=False)
     except Unauthorized as error:
         refused = wrong("daemon", str(error), "see --target and --daemon-uid")
         return Checked([refused], running=True)
@@ -98,6 +99,18 @@ def check_addresses(settings: Settings) -> Iterator[Finding]:
             yield _port(key, *address)
     yield _socket(settings.server.socket_path)
     yield from reach_of(settings)
+
+
+def check_policies(settings: Settings) -> Iterator[Finding]:
+    """Yield the eviction policies that there are not."""
+    for key, name in (
+        ("dram.eviction_policy", settings.dram.eviction_policy),
+        ("file.eviction_policy", settings.file.eviction_policy),
+    ):
+        try:
+            policy_by_name(name)
+        except ConfigError as error:
+            yield wrong("eviction", str(error), f"--set {key}=hz, or install its package")
 
 
 def _port(key: str, host: str, port: int) -> Finding:

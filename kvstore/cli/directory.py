@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from kvstore.cli.progress import progress
 from kvstore.cli.root_key import keys_of, needed_root, root_of, root_options, tenant_of
 from kvstore.model.block import NamespaceId
 from kvstore.model.errors import ConfigError
@@ -163,10 +163,8 @@ def verify(
     for path in paths:
         started = time.perf_counter()
         audit = Audit(path, keys=keys_of(path, root))
-        with click.progressbar(
-            length=audit.nbytes, label=f"verify {path}", file=sys.stderr, hidden=as_json
-        ) as bar:
-            damages = list(audit.verify(bar.update))
+        with progress(f"verify {path}", audit.nbytes, shown=not as_json) as advance:
+            damages = list(audit.verify(advance))
         seconds = time.perf_counter() - started
         damaged = damaged or bool(damages)
         if as_json:

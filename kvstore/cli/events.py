@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -86,20 +87,30 @@ def watch(
         except zmq.ZMQError as error:
             raise InvalidRequest(f"{address[:200]!r} is not an address: {error}") from error
         socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        last: dict[bytes, int] = {}
-        while batches is None or batches > 0:
-            frames = socket.recv_multipart()
-            try:
-                number, batch = _batch(frames)
-            except InvalidRequest as error:
-                click.echo(f"not a batch: {error}", err=True)
-                continue
-            missed = number - last.get(frames[0], number - 1) - 1
-            last[frames[0]] = number
-            if missed:
-                click.echo(f"missed {missed} batches of {frames[0].decode()!r}", err=True)
-            batches = None if batches is None else batches - 1
-            _show(frames[0].decode(errors="replace"), number, _only(batch, kind, medium), as_json)
+        with suppress(KeyboardInterrupt):  # the usual way out
+            for told, number, batch in _batches(socket.recv_multipart, batches):
+                _show(told, number, _only(batch, kind, medium), as_json)
+
+
+def _batches(
+    receive: Callable[[], Sequence[bytes]], most: int | None
+) -> Iterator[tuple[str, int, Batch]]:
+    """Yield (topic, sequence number, batch) as they come; say on stderr what was missed."""
+    last: dict[bytes, int] = {}
+    while most is None or most > 0:
+        frames = receive()
+        try:
+            number, batch = _batch(frames)
+        except InvalidRequest as error:
+            click.echo(f"not a batch: {error}", err=True)
+            continue
+        topic = frames[0].decode(errors="replace")
+        missed = number - last.get(frames[0], number - 1) - 1
+        last[frames[0]] = number
+        if missed:
+            click.echo(f"missed {missed} batches of {topic!r}", err=True)
+        most = None if most is None else most - 1
+        yield topic, number, batch
 
 
 def _batch(frames: Sequence[bytes]) -> tuple[int, Batch]:
@@ -150,13 +161,18 @@ def _line(event: object) -> str:
     if isinstance(event, ReadAllBlocksCleared):
         return "cleared"
     hashes: list[int | bytes] = getattr(event, "block_hashes", [])
-    shown = " ".join(
-        each.hex() if isinstance(each, bytes) else f"{each:016x}" for each in hashes[:SHOWN_HASHES]
-    )
+    shown = " ".join(map(_hash_text, hashes[:SHOWN_HASHES]))
     more = f" and {len(hashes) - SHOWN_HASHES} more" if len(hashes) > SHOWN_HASHES else ""
     what = "stored " if isinstance(event, ReadBlockStored) else "removed"
     medium = getattr(event, "medium", None) or "-"
     return f"{what} {medium:7} {len(hashes)} blocks: {shown}{more}"
+
+
+def _hash_text(number: int | bytes) -> str:
+    """Return a block's hash as `kvstore scan` prints the key: of ours it is the first 8 bytes."""
+    if isinstance(number, bytes):
+        return number.hex()
+    return (number % (1 << 64)).to_bytes(8, "little").hex()
 
 
 @events.command(short_help="Tell an indexer of a daemon's events.")

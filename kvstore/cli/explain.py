@@ -14,7 +14,7 @@ from kvstore.cli.target import Text, connect, daemon_options
 from kvstore.model.block import Namespace
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import BlockRange, Explanation, Outcome, is_request
-from kvstore.model.words import duration, ending_lines, percent, reason_text
+from kvstore.model.words import duration, ending_lines, percent, printable, reason_text
 
 KEYS_MAX = 8192  # of one call; the vLLM connector asks for no more either
 LAST_DEFAULT = 10
@@ -165,9 +165,10 @@ def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
         objects += f", {outcome.pool_blocks} from pool"
     again = f", asked {outcome.asks} times" if outcome.asks > 1 else ""
     own = f" beyond the engine's own {outcome.skip_blocks}" if outcome.skip_blocks else ""
+    request_id = printable(outcome.request_id) or "(without an id)"
+    client = printable(outcome.client) or "a client without a name"
     lines = [
-        f"request {outcome.request_id or '(without an id)'}, {duration(outcome.age_s)} ago, from "
-        f"{outcome.client or 'a client without a name'}{again}",
+        f"request {request_id}, {duration(outcome.age_s)} ago, from {client}{again}",
         f"  hit {hit} of {asked} blocks{own} ({percent(hit, asked)}, {hit * block_tokens} tokens): "
         f"{hit - below} from dram, {outcome.file_blocks} from file{objects}, in "
         f"{duration(outcome.took_s)}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -113,7 +114,8 @@ def is_answered(error: Unavailable) -> bool:
 def _tell(ctx: click.Context, error: str, exit_code: int) -> None:
     """Say as JSON what went wrong, where JSON was asked for."""
     if ctx.meta[_AS_JSON]:
-        click.echo(json.dumps({"error": error, "exit_code": exit_code}))
+        with suppress(OSError):  # what went wrong may be the standard output itself
+            click.echo(json.dumps({"error": error, "exit_code": exit_code}))
 
 
 class LazyGroup(click.Group):

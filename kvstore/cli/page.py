@@ -44,14 +44,13 @@ def page(target: str, as_json: bool, opens: bool) -> None:
 def _found(stats: dict[str, Any]) -> dict[str, Any]:
     """Return where the page is. Raises ClickException if there is none."""
     addresses = stats.get("addresses", {})
-    guard = addresses.get("tcp_guard", {})
-    if not addresses.get("page"):
+    origin = addresses.get("page")
+    if not origin:
         raise click.ClickException(
             "the daemon has no page: it needs server.metrics_listen, server.page=true and "
             "pip install 'kvstore-tiers[web]'"
         )
-    origin = f"{'https' if guard.get('tls') else 'http'}://{addresses['metrics']}/"
-    asks_who = bool(guard.get("asks_who"))
+    asks_who = bool(addresses.get("tcp_guard", {}).get("asks_who"))
     token = "" if asks_who else read_page_token(page_token_path(Path(addresses["socket"]["path"])))
     address = f"{origin}?token={token}" if token else origin
     return {"address": address, "asks_who": asks_who}

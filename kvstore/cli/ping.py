@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import click
 
+from kvstore.cli.kind import check_finite
 from kvstore.cli.target import connect, daemon_options
 from kvstore.client import Client
 from kvstore.model.errors import KVStoreError, Unavailable
@@ -51,7 +52,7 @@ def ping(
     interval_s: float,
     wait_s: float,
 ) -> None:
-    """Measure a daemon's round trip time.
+    """Measure a daemon's round trip time; Ctrl-C ends it, and counts what was asked until then.
 
     Exit code 3 if no daemon answers, 1 if some of N pings got no answer.
 
@@ -62,31 +63,37 @@ def ping(
       kvstore serve & kvstore ping --wait 10
       kvstore ping --json | jq .round_trip_s
     """
-    times, version = [], ""
-    failure: KVStoreError | None = None
+    check_finite({"interval": interval_s, "wait": wait_s})
+    times, version = list[float](), ""
+    failures = list[KVStoreError]()
     _wait_for(target, wait_s)
-    with connect(target) as client:
-        for number in range(count):
-            if number:
-                time.sleep(interval_s)
-            try:
-                took_s, version = _ping(client)
-            except Unavailable as error:
-                failure = error
-                if not as_json and count > 1:
-                    click.echo(f"no answer: {error}")
-                continue
-            times.append(took_s)
-            if not as_json:
-                click.echo(f"PONG from kvstore {version} at {target} in {duration(took_s)}")
-    if not times and failure is not None:
-        raise failure
+    try:
+        with connect(target) as client:
+            for number in range(count):
+                if number:
+                    time.sleep(interval_s)
+                try:
+                    took_s, version = _ping(client)
+                except Unavailable as error:
+                    failures.append(error)
+                    if not as_json and count > 1:
+                        click.echo(f"no answer: {error}")
+                    continue
+                times.append(took_s)
+                if not as_json:
+                    click.echo(f"PONG from kvstore {version} at {target} in {duration(took_s)}")
+    except KeyboardInterrupt:  # the usual way out of many
+        if not (times or failures):
+            raise
+    if not times:
+        raise failures[-1]
+    asked = len(times) + len(failures)
     if as_json:
-        about = {"target": target, "version": version, "asked": count, "answered": len(times)}
+        about = {"target": target, "version": version, "asked": asked, "answered": len(times)}
         click.echo(json.dumps(about | {"round_trip_s": statistics.median(times), "times_s": times}))
     elif count > 1:
-        click.echo("".join(_summary(times, count)))
-    ctx.exit(0 if len(times) == count else 1)
+        click.echo("".join(_summary(times, asked)))
+    ctx.exit(1 if failures else 0)
 
 
 def _wait_for(target: str, wait_s: float) -> None:

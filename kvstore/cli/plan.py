@@ -103,7 +103,8 @@ def plan(*, as_json: bool, **options: Any) -> None:
     """Size each tier, the drives and the bandwidth for a load, and price a hit.
 
     It replays traffic, recorded or synthetic (see `kvstore trace synth`), through the planner and
-    policies of the daemon. Loading is faster than prefill where the bandwidth is above the
+    policies of the daemon, some 20 times. With the default --requests that takes minutes; a
+    terminal shows how far it is. Loading is faster than prefill where the bandwidth is above the
     break-even: KV bytes per token x prefilled tokens/s.
 
     Endurance may take more drives than capacity and bandwidth do. Then a second list has settings
@@ -390,5 +391,5 @@ def _replaying() -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     numbers = itertools.count(1)
-    yield lambda: click.echo(f"\rreplay {next(numbers)}", nl=False, err=True)
+    yield lambda: click.echo(f"\rreplay {next(numbers)} of about 20", nl=False, err=True)
     click.echo("\r\033[K", nl=False, err=True)

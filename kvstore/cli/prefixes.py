@@ -80,7 +80,11 @@ def tree(
             click.echo(json.dumps(_run_json(run, found)))
         return
     if not found.runs:
-        click.echo("nothing is stored there")
+        click.echo(
+            "nothing is stored there"
+            if through is None
+            else "its last block is not stored; blocks before that may be: see `kvstore explain`"
+        )
         return
     for line in _lines(found):
         click.echo(line)

@@ -15,7 +15,7 @@ from kvstore.cli.conversations import (
 )
 from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
-from kvstore.model.words import bar, duration, percent, share_lines, size
+from kvstore.model.words import bar, duration, percent, printable, share_lines, size
 from kvstore.store.findings import Finding, daemon_health, is_wrong, note, ok
 
 ROUNDS = 5
@@ -207,7 +207,7 @@ def _clients(stats: dict[str, Any]) -> list[str]:
     for client in stats["clients"][:CLIENTS_SHOWN]:
         limbo = f", {size(client['limbo_bytes'])} in limbo" if client["limbo_bytes"] else ""
         lines.append(
-            f"      {client['name'] or 'unnamed'}: {client['processes']} processes, "
+            f"      {printable(client['name']) or 'unnamed'}: {client['processes']} processes, "
             f"{client['leases']} leases{limbo}"
         )
     if lines:

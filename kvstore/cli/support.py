@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -26,10 +28,11 @@ from kvstore.model.errors import KVStoreError
 from kvstore.settings import Settings, load_settings
 from kvstore.system.logs import LINES_MAX
 from kvstore.system.memory import read_memory
-from kvstore.system.redaction import redacted
+from kvstore.system.redaction import REDACTED, redacted
 
 JOURNAL_S = 10.0
 _PACKAGE = "kvstore-tiers"
+_ROOT_COMMAND = re.compile(r"^((?:security\.)?root_command = )(.*)$", re.MULTILINE)
 _ENGINES = ("vllm", "torch", "transformers", "lmcache", "sglang")
 _README = """Made by `kvstore support` of kvstore {version}, {when}.
 
@@ -40,9 +43,10 @@ _README = """Made by `kvstore support` of kvstore {version}, {when}.
   namespaces.json  models' shapes and digests, and how many blocks each has
   log.txt          the daemon's last log lines
 
-What is not in it: prompts, tokens, blocks, request ids, environment variables, host names, keys and
-passwords. Of hashes only the first 8 digits are left. Paths, model names and the names of clients
-are in it: look through it before you attach it.
+What is not in it: prompts, tokens, blocks, request ids, environment variables, keys, passwords, and
+the arguments of security.root_command. Of hashes only the first 8 digits are left. Paths, model
+names, the names of clients, and names and addresses of hosts are in it: look through it before you
+attach it.
 {missing}"""
 
 
@@ -104,7 +108,7 @@ def support(
 
 def collect(settings: Settings, target: str) -> tuple[dict[str, str], list[str]]:
     """Return the texts by file name, and what could not be had."""
-    files = {"versions.json": _json(_versions()), "settings.toml": settings.to_toml()}
+    files = {"versions.json": _json(_versions()), "settings.toml": _shown(settings.to_toml())}
     missing: list[str] = []
     try:
         with connect(target) as client:
@@ -140,7 +144,21 @@ def _settings(client: Client) -> str:
         f"{entry.key} = {entry.value}{'  # live' * entry.live}\n"
         for entry in client.admin.settings()
     ]
-    return "# of the running daemon\n" + "".join(lines)
+    return "# of the running daemon\n" + _shown("".join(lines))
+
+
+def _shown(settings: str) -> str:
+    """Return settings without the arguments of the root's command: they may hold a password in any
+    form."""
+    return _ROOT_COMMAND.sub(lambda found: f"{found[1]}{_program(found[2])}", settings)
+
+
+def _program(value: str) -> str:
+    """Return a command's TOML with its program alone."""
+    command = tomllib.loads(f"value = {value}")["value"]
+    if isinstance(command, str) or len(command) == 1:
+        return value
+    return json.dumps([command[0], REDACTED])
 
 
 def _namespaces(client: Client) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 
 from kvstore.cli.target import connect, daemon_options
 from kvstore.model.words import percent, size
+from kvstore.settings import TenantSettings
+from kvstore.settings.values import declared, parse, toml_key, toml_value
 
 ERASED = {
     "forgotten": "The key service has forgotten its key: no copy of the data opens again.",
@@ -35,7 +37,7 @@ def tenant() -> None:
 @tenant.command("list", short_help="List tenants and what they use.")
 @daemon_options
 def list_(target: str, as_json: bool) -> None:
-    """List the tenants of a daemon: what each uses, what it may use now, and its hits.
+    """List the tenants of a daemon: what each uses, what it may use now, its hits and its socket.
 
     \b
     Example:
@@ -55,7 +57,7 @@ def list_(target: str, as_json: bool) -> None:
             f"{name}: {stats['blocks']} blocks, {size(dram['used_bytes'])} of "
             f"{size(dram['capacity_bytes'])} dram, {size(file['physical_bytes'])} of "
             f"{size(file['capacity_bytes'])} file, {stats['sessions']} sessions, "
-            f"{percent(hits, totals.get('lookup_blocks', 0))} hits"
+            f"{percent(hits, totals.get('lookup_blocks', 0))} hits, unix:{stats['socket']}"
         )
 
 
@@ -133,7 +135,9 @@ def delete(ctx: click.Context, target: str, as_json: bool, name: str, yes: bool)
 def _keep(name: str, assignments: tuple[str, ...]) -> None:
     click.echo("\nThis lasts until the daemon ends. To keep it, put this into its --config file:\n")
     click.echo(f"[tenants.{name}]")
+    items = {toml_key(item): item for item in declared(TenantSettings)}
+    types = get_type_hints(TenantSettings)
     for each in assignments:
-        key, _, value = each.partition("=")
-        number = value.replace(".", "", 1).isdigit() or value in ("true", "false")
-        click.echo(f"{key} = {value if number else json.dumps(value)}")
+        key, _, value = (part.strip() for part in each.partition("="))
+        item = items[key]
+        click.echo(f"{key} = {toml_value(item, parse(item, types[item.name], value))}")

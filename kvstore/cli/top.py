@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvstore.cli.history import SPANS, show_history
+from kvstore.cli.kind import check_finite
 from kvstore.cli.target import connect, daemon_options
 from kvstore.client import Client
 from kvstore.model.errors import Unavailable
-from kvstore.model.words import bar, duration, percent, share_lines, size
+from kvstore.model.words import bar, duration, percent, printable, share_lines, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,17 +56,19 @@ def top(target: str, as_json: bool, interval_s: float, once: bool, history: str 
       kvstore top --json --interval 10 | jq -c .hits
       kvstore top --history 1h
     """
+    check_finite({"interval": interval_s})
     with connect(target) as client:
         if history is not None:
             show_history(client, history, target, as_json=as_json)
             return
         client.connect()
         frames = _frames(client, interval_s, once=once)
-        if as_json:
+        if not as_json:
+            _show(frames, target, once=once)
+            return
+        with nullcontext() if once else suppress(KeyboardInterrupt):
             for frame in frames:
                 click.echo(json.dumps(frame))
-        else:
-            _show(frames, target, once=once)
 
 
 def _frames(client: Client, interval_s: float, *, once: bool) -> Iterator[dict[str, Any]]:
@@ -172,15 +175,17 @@ def _show(frames: Iterator[dict[str, Any]], target: str, *, once: bool) -> None:
 
 def _view(frame: dict[str, Any], target: str) -> RenderableType:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, show_header=False, title=f"kvstore at {target}", title_justify="left")
+    title = Text(f"kvstore at {target}", "table.title")
+    table = Table(box=None, show_header=False, title=title, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     if "error" in frame:
-        table.add_row("away", frame["error"])
+        table.add_row("away", Text(frame["error"]))
         return table
     for name, text in _rows(frame):
-        table.add_row(name, text)
+        table.add_row(name, Text(text))  # names are no markup
     return table
 
 
@@ -190,7 +195,7 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if tier["capacity_bytes"]:
             yield (
                 name,
-                f"\\{bar(tier[used], tier['capacity_bytes'])} {size(tier[used])} of "
+                f"{bar(tier[used], tier['capacity_bytes'])} {size(tier[used])} of "
                 f"{size(tier['capacity_bytes'])}, {tier['blocks']} blocks; "
                 f"read {size(rates[f'{name}_read'])}/s, write {size(rates[f'{name}_write'])}/s",
             )
@@ -221,7 +226,7 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield method, f"{call['per_s']:.0f}/s, {duration(call['mean_s'])}"
     yield "sessions", str(frame["sessions"])
     for client in frame["clients"]:
-        yield "", f"{client['name'] or 'unnamed'}: {client['leases']} leases"
+        yield "", f"{printable(client['name']) or 'unnamed'}: {client['leases']} leases"
 
 
 def _ratio(value: float | None) -> str:

@@ -17,6 +17,7 @@ import click
 
 from kvstore.cli.demand import demand_of, traffic_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
+from kvstore.cli.progress import progress
 from kvstore.cli.target import connect, daemon_options, shown
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.client import AsyncClient
@@ -91,12 +92,13 @@ def synth(
     """
     asked = _asked(kind, rate, options, requests, seed)
     summary = _Summary()
-    with writing(output) as file, _bar(requests) as bar:
-        for number, each in enumerate(asked):
+    shows = sys.stderr.isatty()
+    with writing(output) as file, progress("synthesizing", requests, shown=shows) as advance:
+        for number, each in enumerate(asked, 1):
             file.write(each.to_mooncake())
             summary.add(each.at_s, each.tokens, first=each.first)
             if number % PROGRESS_REQUESTS == 0:
-                bar.update(number - bar.pos)
+                advance(PROGRESS_REQUESTS)
     _tell(output, file, summary, as_json=as_json)
 
 
@@ -113,13 +115,6 @@ def _asked(
             " take these"
         )
     return synthesize_mix(mix_named(kind, rate), requests=requests, seed=seed)
-
-
-def _bar(requests: int) -> Any:
-    """Draw a bar on stderr where somebody looks at it."""
-    return click.progressbar(
-        length=requests, label="synthesizing", file=sys.stderr, hidden=not sys.stderr.isatty()
-    )
 
 
 @dataclass(slots=True)
@@ -290,15 +285,20 @@ async def _take(
     summary: _Summary,
     limits: _Limits,
 ) -> None:
-    recorded = Recorded(secrets.token_bytes(32))
-    async for reply in client.admin.record(**sampled):
-        summary.dropped = reply.dropped
-        for row in recorded.rows(reply.lookups):
-            file.write(row)
-            summary.add(row["at_s"], row["block_tokens"] * len(row["hash_ids"]))
-            if limits.reached(file):
-                return
-        summary.repeated = recorded.repeated
-        if sys.stderr.isatty():
-            text = f"\rrecorded {summary.requests:,}, dropped {summary.dropped:,}"
-            click.echo(text, nl=False, err=True)
+    recorded, told = Recorded(secrets.token_bytes(32)), False
+    try:
+        async for reply in client.admin.record(**sampled):
+            summary.dropped = reply.dropped
+            for row in recorded.rows(reply.lookups):
+                file.write(row)
+                summary.add(row["at_s"], row["block_tokens"] * len(row["hash_ids"]))
+                if limits.reached(file):
+                    return
+            summary.repeated = recorded.repeated
+            if sys.stderr.isatty():
+                text = f"\rrecorded {summary.requests:,}, dropped {summary.dropped:,}"
+                click.echo(text, nl=False, err=True)
+                told = True
+    finally:
+        if told:
+            click.echo(err=True)  # the summary begins a line of its own

@@ -7,7 +7,7 @@ announced, because routers drop what follows nothing. What is taken from here co
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Space:
         self.table = Table(block_tokens)
         self.labels: list[str] = []
         self.dirty: list[Rows] = []
-        self.held: dict[int, list[int]] = {}  # parent -> blocks that wait for it
+        self.held: dict[int, set[int]] = {}  # parent -> blocks that wait for it, with rows
         self.held_count = 0
         self.fresh: deque[Hashes] = deque()
         self.fresh_count = 0
@@ -93,8 +93,9 @@ class Book:
 
     def __init__(self) -> None:
         self._spaces: dict[NamespaceId, Space] = {}
-        self.refused = 0  # blocks without a place here: too many namespaces or adapters
-        self.dropped = 0  # blocks that waited too long, for their commit or for their parent
+        self.dropped: Counter[str] = Counter()
+        """Blocks that are not announced, by why: adapters (too many), uncommitted and parent
+        (they waited for their commit, or for their parent, and too many came after them)."""
 
     @property
     def announced(self) -> int:
@@ -133,7 +134,7 @@ class Book:
         hashes = hashes_of(b"".join([each.keys for each in told]), KEY_NBYTES)
         new = _new(table, hashes)
         if label is None or not len(new):
-            self.refused += len(new)
+            self.dropped["adapters"] += len(new)
             return new[:0]
         counts = np.array([len(each.keys) // KEY_NBYTES for each in told])
         begins = np.cumsum(counts) - counts
@@ -159,8 +160,8 @@ class Book:
             rows = table.find(old)
             rows = rows[rows >= 0]
             rows = rows[(table.now[rows] == 0) & (table.told[rows] == 0)]
-            self.dropped += len(rows)
-            table.remove(rows)
+            self.dropped["uncommitted"] += len(rows)
+            self._remove(space, rows)
 
     def changed(self, space: Space, hashes: Hashes, places: NDArray[np.uint8], found: bool) -> None:
         """Note where blocks are now, each named once. found: some of them may be what another life
@@ -192,7 +193,7 @@ class Book:
         came = self._come(space, rows[(now & ~told) != 0])
         left = self._leave(space, rows[(told & ~now) != 0])
         gone = rows[now == 0]
-        table.remove(gone[(table.told[gone] == 0) & (table.fresh[gone] == 0)])
+        self._remove(space, gone[(table.told[gone] == 0) & (table.fresh[gone] == 0)])
         return came + left
 
     def _come(self, space: Space, rows: Rows) -> list[Step]:
@@ -239,12 +240,31 @@ class Book:
     def _hold(self, space: Space, rows: Rows) -> None:
         """Look at rows again when their parent is told."""
         table = space.table
-        for row in rows.tolist():
-            if space.held_count >= HELD_MAX:
-                self.dropped += 1
+        parents, hashes = table.parents[rows].tolist(), table.hashes[rows].tolist()
+        for parent, each in zip(parents, hashes, strict=True):
+            waiting = space.held.get(parent, ())
+            if each in waiting:
                 continue
-            space.held.setdefault(int(table.parents[row]), []).append(int(table.hashes[row]))
+            if space.held_count >= HELD_MAX:
+                self.dropped["parent"] += 1
+                continue
+            space.held.setdefault(parent, set()).add(each)
             space.held_count += 1
+
+    def _remove(self, space: Space, rows: Rows) -> None:
+        """Forget rows, and that they wait for their parents."""
+        table, held = space.table, space.held
+        if held:
+            parents, hashes = table.parents[rows].tolist(), table.hashes[rows].tolist()
+            for parent, each in zip(parents, hashes, strict=True):
+                waiting = held.get(parent)
+                if waiting is None or each not in waiting:
+                    continue
+                waiting.remove(each)
+                space.held_count -= 1
+                if not waiting:
+                    del held[parent]
+        table.remove(rows)
 
     def _follow(self, space: Space, line: Line) -> NDArray[np.bool_]:
         """Say which of the rows can be told: they, or what they follow, follow something that was.

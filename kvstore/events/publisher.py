@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ QUEUE_NBYTES_MAX = 64 << 20  # posted, and not taken yet
 UNREAD_BATCHES_MAX = 32  # for a subscriber that does not read: 45 MB at most
 REQUEST_NBYTES_MAX = 1024  # what sends more is cut off by ZMQ
 SUBSCRIPTIONS_STEP = 256  # taken before anybody else gets a turn
+SUBSCRIBED_MAX = 4096  # beginnings of topics that are counted
 IDLE_S = 1.0
 CLOSE_S = 2.0
 BATCH_S = 1 / BATCHES_PER_S
@@ -112,6 +113,7 @@ class Publisher:
         self._ending = False
         self._replays: Replays | None = None
         self.streams: dict[bytes, Stream] = {}
+        self._subscribed: Counter[bytes] = Counter()  # subscriptions, by how their topics begin
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         try:
@@ -161,6 +163,16 @@ class Publisher:
             self.wake_up()
         return True
 
+    @property
+    def subscribers(self) -> int:
+        """How many subscriptions there are that are told something. Any thread may ask."""
+        topics = list(self.streams)
+        return sum(
+            count
+            for begin, count in list(self._subscribed.items())
+            if any(topic.startswith(begin) for topic in topics)
+        )
+
     def wake_up(self) -> None:
         """Let what was posted be looked at now."""
         os.eventfd_write(self._wake, 1)
@@ -202,6 +214,7 @@ class Publisher:
         self._metrics.event_blocks.set(self.book.announced)
         self._take_subscriptions()
         self._publish()
+        self._count_drops()
         if self._replays is not None:
             self._replays.turn()
 
@@ -217,6 +230,12 @@ class Publisher:
             except Exception:  # a bug must cost one message, not the thread
                 logger.exception("events=not_noted kind=%s", type(several[0]).__name__)
                 self._metrics.event_drops.labels("failed").inc()
+
+    def _count_drops(self) -> None:
+        dropped = self.book.dropped
+        for reason, blocks in dropped.items():
+            self._metrics.event_drops.labels(reason).inc(blocks)
+        dropped.clear()
 
     def _note(self, posted: Sequence[Posted]) -> None:
         """Note one thing, or tokens that are learned together."""
@@ -256,7 +275,11 @@ class Publisher:
         for topic in self.streams.keys() - wanted.keys():
             del self.streams[topic]
         for topic in wanted.keys() - self.streams.keys():
-            self._open(topic, wanted[topic]).join(time.monotonic())
+            stream = self._open(topic, wanted[topic])
+            stream.joined = sum(
+                n for begin, n in self._subscribed.items() if topic.startswith(begin)
+            )
+            stream.tell_all(time.monotonic())
 
     def _take_subscriptions(self) -> None:
         for _ in range(SUBSCRIPTIONS_STEP):
@@ -265,14 +288,25 @@ class Publisher:
             frame = self._pub.recv(zmq.NOBLOCK)
             if frame[:1] not in (b"\x00", b"\x01"):
                 continue
+            joins, begin = frame[:1] == b"\x01", frame[1:]
+            self._count_subscription(begin, joins=joins)
             for topic, stream in self.streams.items():
-                if not topic.startswith(frame[1:]):
+                if not topic.startswith(begin):
                     continue
-                if frame[:1] == b"\x01":
+                if joins:
                     self._metrics.event_joins.inc()
                     stream.join(time.monotonic())
                 else:
                     stream.joined = max(0, stream.joined - 1)
+
+    def _count_subscription(self, begin: bytes, *, joins: bool) -> None:
+        counts = self._subscribed
+        if joins and (begin in counts or len(counts) < SUBSCRIBED_MAX):
+            counts[begin] += 1
+        elif not joins and begin in counts:
+            counts[begin] -= 1
+            if not counts[begin]:
+                del counts[begin]
 
     def _publish(self) -> None:
         now = time.monotonic()

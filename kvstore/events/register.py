@@ -51,7 +51,7 @@ def register(url: str, what: Registration) -> str:
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise Unavailable(f"no indexer answers at {url}: {error}") from error
+        raise Unavailable(f"no indexer answers at {url}: {error}", reason="indexer") from error
     if answer.status >= 300:
         raise InvalidRequest(f"the indexer refused it ({answer.status}): {said[:500]}")
     return said

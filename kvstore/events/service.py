@@ -69,7 +69,7 @@ class Events:
             "replay": publisher.replay,
             "dp_rank": self._settings.dp_rank,
             "topics": sorted(stream.topic.decode() for stream in streams),
-            "subscribers": sum(stream.joined for stream in streams),
+            "subscribers": publisher.subscribers,
             "sequence": max((stream.next for stream in streams), default=0) - 1,
             "blocks": publisher.book.announced,
             "nbytes": publisher.book.nbytes,

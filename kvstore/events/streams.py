@@ -71,8 +71,12 @@ class Stream:
         return self._snapshot is not None or self._again
 
     def join(self, now: float) -> None:
-        """Tell everything again: somebody has joined. Several at once cost one snapshot."""
+        """Tell everything again: somebody has joined."""
         self.joined += 1
+        self.tell_all(now)
+
+    def tell_all(self, now: float) -> None:
+        """Tell everything again. Several at once cost one snapshot."""
         if self._snapshot is not None:
             self._again = True
             return

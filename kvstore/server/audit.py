@@ -42,6 +42,14 @@ CLOSE_S = 2.0
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 
+class PartlyWritten(OSError):
+    """A sink failed in the middle. count: how many lines it had written before."""
+
+    def __init__(self, cause: OSError, count: int) -> None:
+        super().__init__(cause.errno, cause.strerror or str(cause))
+        self.count = count
+
+
 class Sink(Protocol):
     """Where lines go."""
 
@@ -49,7 +57,7 @@ class Sink(Protocol):
         """Open it; return its last line, None if it tells none. Raises OSError."""
 
     def write(self, lines: list[bytes]) -> None:
-        """Write all lines, or none as far as it can. Raises OSError."""
+        """Write all lines. Raises OSError if none is written, PartlyWritten if some are."""
 
     def moved(self) -> bool:
         """Tell whether it goes on in a new place since the last line."""
@@ -118,9 +126,12 @@ class JournalSink:
         return None  # what it was is noted beside the key
 
     def write(self, lines: list[bytes]) -> None:
-        for line in lines:
-            head = b"PRIORITY=5\nSYSLOG_IDENTIFIER=kvstore-audit\nMESSAGE="
-            self._socket.sendto(head + line, self._path)
+        head = b"PRIORITY=5\nSYSLOG_IDENTIFIER=kvstore-audit\nMESSAGE="
+        for sent, line in enumerate(lines):
+            try:
+                self._socket.sendto(head + line, self._path)
+            except OSError as error:
+                raise PartlyWritten(error, sent) from error
 
     def moved(self) -> bool:
         return False
@@ -223,30 +234,34 @@ class AuditLog:
                 return
 
     def _write(self, batch: list[dict[str, Any]], dropped: int) -> None:
-        before = self._chain.head
+        heads = [self._chain.head]
         try:
             self._follows |= self._sink.moved()
             if dropped:
                 batch[0]["dropped"] = dropped
-            lines = [
-                self._chain.line(fields, follows=self._follows and not number)
-                for number, fields in enumerate(batch)
-            ]
+            lines: list[bytes] = []
+            for fields in batch:
+                lines.append(self._chain.line(fields, follows=self._follows and not lines))
+                heads.append(self._chain.head)
             self._sink.write(lines)
         except OSError as error:
-            self._chain.head = before
-            with self._more:
-                self._dropped += len(batch)
-            self._written("dropped", len(batch))
+            count = error.count if isinstance(error, PartlyWritten) else 0
             if not self._failing:
                 logger.warning("audit=not_written reason=%r", str(error))
             self._failing = True
-            return
-        self._follows = self._failing = False
-        self._note_head()
+        else:
+            count = len(batch)
+            self._failing = False
+        self._chain.head = heads[count]  # what was not written is no link of the chain
+        lost = len(batch) - count
         with self._more:
-            self._dropped -= dropped
-        self._written("written", len(batch))
+            self._dropped += lost - (dropped if count else 0)
+        if lost:
+            self._written("dropped", lost)
+        if count:
+            self._follows = False
+            self._note_head()
+            self._written("written", count)
 
     def _note_head(self) -> None:
         """Note the last line. Where that fails, a cut at the end is not found; no line is lost."""

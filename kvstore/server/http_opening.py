@@ -22,6 +22,7 @@ from kvstore.server.page_relay import NoPage, PagePort
 from kvstore.server.tenant_report import TenantCollector
 from kvstore.settings import Settings, is_loopback, metrics_address, metrics_are_open
 from kvstore.store.tenants import Tenants
+from kvstore.system.host_names import HostNames
 
 
 class HttpOpening:
@@ -49,7 +50,13 @@ class HttpOpening:
         if address is None:
             return None
         certificates = self._access.certificates
-        allowed = HttpRights(self._access, self._tenants, self._metrics, audit)
+        host_names = None
+        if is_loopback(address[0]):
+            own = f"[{address[0]}]" if ":" in address[0] else address[0]
+            host_names = HostNames((own, *self._settings.server.page_names))
+        allowed = HttpRights(
+            self._access, self._tenants, self._metrics, audit, host_names=host_names
+        )
         page: PagePort | None = None
         if make_page is not None and self._settings.server.page:
             if certificates is None and not is_loopback(address[0]):

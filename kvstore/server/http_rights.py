@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import Unauthorized, Unavailable
+from kvstore.model.errors import InvalidRequest, Unauthorized, Unavailable
 from kvstore.model.tenant import DEFAULT_TENANT, Principal
 from kvstore.server import rights
 from kvstore.server.access import TcpAccess
 from kvstore.server.audit import AuditLog
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants
+from kvstore.system.host_names import SAY, HostNames
 
 
 class HttpRights:
     """Any thread may ask."""
 
     def __init__(
-        self, access: TcpAccess, tenants: Tenants, metrics: Metrics, audit: AuditLog | None
+        self,
+        access: TcpAccess,
+        tenants: Tenants,
+        metrics: Metrics,
+        audit: AuditLog | None,
+        *,
+        host_names: HostNames | None,
     ) -> None:
+        """host_names: by which browsers reach a loopback port; None: it is reached by others."""
         self._access = access
         self._tenants = tenants
         self._metrics = metrics
         self._audit = audit
+        self._host_names = host_names
 
     def check_metrics(
         self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str
@@ -33,13 +42,21 @@ class HttpRights:
             self._refused("metrics", host, error)
             raise
 
-    def store_of(self, authorization: str, names: tuple[str, ...] | None, host: str) -> Store:
+    def store_of(
+        self, authorization: str, names: tuple[str, ...] | None, host: str, hosts: list[str]
+    ) -> Store:
         """Return the store that a caller may ask what is stored, as by gRPC's Match. On loopback,
-        where nobody has credentials, that is everybody. Raises Unauthorized."""
+        where nobody has credentials, that is everybody but the sites in a browser.
+
+        hosts: the headers Host. Raises InvalidRequest for another's name, Unauthorized.
+        """
         try:
             principal = self._access.caller(authorization, names, host)
             if principal is not None:
                 rights.check("Match", principal)
+            elif self._host_names is not None and not self._host_names.include(hosts):
+                self._refused("match", host, Unauthorized(SAY, reason="host"))
+                raise InvalidRequest(SAY)
             elif self._tenants.configured:
                 raise Unauthorized(
                     "a tenant's prompts are told to its credentials only: set security.tokens",

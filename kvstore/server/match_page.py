@@ -58,23 +58,30 @@ class MatchPage:
     """Answers on the port's threads; what it looks at belongs to the event loop.
 
     store_of: the store that a caller may ask, by the header Authorization, the names of the
-    client's certificate and its address; raises Unauthorized.
+    client's certificate, its address and its headers Host; raises InvalidRequest, Unauthorized.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        store_of: Callable[[str, tuple[str, ...] | None, str], Store],
+        store_of: Callable[[str, tuple[str, ...] | None, str, list[str]], Store],
     ) -> None:
         self._loop = loop
         self._store_of = store_of
 
     def answer(
-        self, query: str, body: bytes, authorization: str, names: tuple[str, ...] | None, host: str
+        self,
+        query: str,
+        body: bytes,
+        *,
+        authorization: str,
+        names: tuple[str, ...] | None,
+        host: str,
+        hosts: list[str],
     ) -> Reply:
-        """body: of a POST, else empty."""
+        """body: of a POST, else empty. The others: see `store_of`."""
         try:
-            store = self._store_of(authorization, names, host)
+            store = self._store_of(authorization, names, host, hosts)
             asked = _posted(body) if body else _queried(query)
             return Reply(HTTPStatus.OK, msgspec.json.encode(self._match(store, asked)))
         except Unauthorized as error:

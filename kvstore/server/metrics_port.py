@@ -176,9 +176,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body() if self.command == "POST" else b""
         if body is None:
             return
-        authorization, host = self.headers.get("Authorization", ""), self.client_address[0]
         status, data = page.answer(
-            urlsplit(self.path).query, body, authorization, self._certified_names(), host
+            urlsplit(self.path).query,
+            body,
+            authorization=self.headers.get("Authorization", ""),
+            names=self._certified_names(),
+            host=self.client_address[0],
+            hosts=self.headers.get_all("Host", []),
         )
         headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
         self.answer(status, data, "application/json", **headers)

@@ -271,13 +271,20 @@ class Server:
         return Served(tenant.store, service, epoch, tenant.metrics, [shared])
 
     async def _stats_of_all(self) -> dict[str, Any]:
-        return {**await self._report_all.stats(), "addresses": self._addresses()}
+        return {**await self._told_of_all(), "addresses": self._addresses()}
 
     async def _all_tenants(self) -> dict[str, Any]:
         """Return what an admin is told of all tenants, if there are several."""
         if not self._tenants.configured:
             return {}
-        return {"tenants": (await self._report_all.stats())["tenants"]}
+        return {"tenants": (await self._told_of_all())["tenants"]}
+
+    async def _told_of_all(self) -> dict[str, Any]:
+        told = await self._report_all.stats()
+        own = {DEFAULT_TENANT: self._settings.socket_path}
+        for name, each in told["tenants"].items():
+            each["socket"] = str(own.get(name) or self._settings.tenant_socket_path(name))
+        return told
 
     def _boundary(
         self,
@@ -326,7 +333,7 @@ class Server:
             "tcp": self._tcp.address(),
             "tcp_guard": self._access.guard(),
             "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
-            "page": bool(self.page_address),
+            "page": self.page_address.partition("?")[0],  # without the token
         }
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:

@@ -81,7 +81,8 @@ class TenantAdmin:
         if self._tenants.find(name) is not None or name == DEFAULT_TENANT:
             raise InvalidRequest(f"there is a tenant {name} already: `kvstore tenant set` it")
         given = [f"tenants.{name}.{each}" for each in assignments]
-        return overridden(self._config.settings, given or [f"tenants.{name}.weight=1"])
+        given = given or [f"tenants.{name}.weight=1"]
+        return overridden(self._config.settings, given, adds=name)
 
     async def delete(self, name: str) -> Removed:
         """End a tenant's sessions, destroy its keys, and delete what is stored of it.

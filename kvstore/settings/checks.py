@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from kvstore.settings.values import is_path, is_size, size_text, toml_key
 
 if TYPE_CHECKING:
     from kvstore.settings.sections import ObjectSettings, Settings
+    from kvstore.settings.server import ServerSettings
 
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
@@ -26,6 +28,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SHADOW_BLOCKS_MAX = 1 << 16
 MIB = 1 << 20
+_HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]")  # as a header Host has it
 
 
 def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
@@ -37,6 +40,8 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
         scheme, separator, rest = text.partition("://")
         if text and not (scheme in schemes and separator and rest and is_path(rest)):
             raise ConfigError(f"{key} begins with one of {', '.join(f'{s}://' for s in schemes)}")
+        if scheme == "file" and not rest.startswith("/"):
+            raise ConfigError(f"{key} names a directory from the root on: write file:///srv/kv")
         if set(rest) & set("@?#"):
             raise ConfigError(f"{key}: credentials and parameters do not belong into the address")
     if settings.endpoint.startswith("http://") and not settings.allow_http:
@@ -102,6 +107,15 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
     ]
 
 
+def _check_names(server: ServerSettings) -> None:
+    for name in server.page_names:
+        if not _HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"server.page_hosts has {name!r}, which is no name of a host: write kv.example, "
+                'without https:// and port; several are ["kv.example", "[fd00::7]"]'
+            )
+
+
 def check(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work on any machine."""
     server, dram, file = settings.server, settings.dram, settings.file
@@ -109,6 +123,8 @@ def check(settings: Settings) -> None:
     for key, path in (("server.socket", server.socket), *(("file.path", p) for p in file.paths)):
         if not is_path(path):
             raise ConfigError(f"{key}={path!r} is not a path")
+        if path.startswith("~"):
+            raise ConfigError(f"{key}={path!r}: no shell replaces ~ here: write the directory out")
     if (not isinstance(file.path, str) and "" in file.path) or len(file.paths) > DIRECTORIES_MAX:
         raise ConfigError(f"file.path names 1 to {DIRECTORIES_MAX} directories; none is empty")
     socket_nbytes = len(os.fsencode(server.socket_path)) if server.socket else 0
@@ -117,6 +133,7 @@ def check(settings: Settings) -> None:
             f"server.socket has {socket_nbytes} bytes; unix sockets allow {SOCKET_PATH_NBYTES_MAX} "
             "here: choose a shorter path"
         )
+    _check_names(server)
     check_security(settings)
     check_root_key(settings.security)
     check_cluster(settings)

@@ -35,15 +35,21 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
     return _built(sections)
 
 
-def overridden(settings: Settings, overrides: Iterable[str]) -> Settings:
+def overridden(settings: Settings, overrides: Iterable[str], *, adds: str = "") -> Settings:
     """Return settings with some of them changed by texts such as "dram.capacity=8GiB".
 
-    Raises ConfigError as `load_settings` does.
+    adds: the tenant that they may add. Raises ConfigError as `load_settings` does, and for a tenant
+    that is not there.
     """
     sections: dict[str, dict[str, Any]] = {}
     for override in overrides:
         name, table = _split_override(override, override)
         _merge(sections, name, table, where=override)
+    known = {adds, *(each.name for each in settings.tenants)}
+    for name in sections:
+        tenant = name.partition(".")[2]
+        if tenant and tenant not in known:
+            raise ConfigError(f"there is no tenant {tenant} here: see `kvstore tenant list`")
     return _built(sections, settings)
 
 

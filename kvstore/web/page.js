@@ -1043,7 +1043,7 @@ async function throughTree(key) {
   if (!key) return
   const reply = await ask("/api/tree", { through: key, limit: 200 }).catch((error) => { tree.note = error.message; due("tree") })
   if (!reply) return
-  tree.note = reply.runs.length ? "" : "nothing of it is stored"
+  tree.note = reply.runs.length ? "" : "its last block is not stored; blocks before that may be"
   tree.search = `the way to block ${key.slice(0, 8)}`
   tree.count = 0
   tree.told = reply

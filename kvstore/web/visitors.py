@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -26,11 +25,11 @@ from starlette.requests import HTTPConnection
 
 from kvstore.model.errors import InvalidRequest, Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
+from kvstore.system.host_names import SAY, HostNames
 from kvstore.web.daemon import Calls, Visitor
 
 SIGNED_IN_MAX = 64  # browsers that showed a credential by the form; the oldest has to show it again
 COOKIE: Final = "kvstore_page"
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _BEARER: Final = "bearer "
 SHOW: Final = "open the address that `kvstore page` prints, or send its token as a Bearer token"
 WITH_TOKEN: Final = Principal(DEFAULT_TENANT, "the page's token", Role.ADMIN)
@@ -45,20 +44,16 @@ class Visitors:
         self._calls = calls
         self._token = token.encode()
         self._cookie = _made_of(token) if token else ""
-        own = {*_LOOPBACK, socket.gethostname(), *hosts}
-        self._hosts = {name.lower() for name in own if name}
+        self._hosts = HostNames(hosts)
         self._signed_in: OrderedDict[str, str] = OrderedDict()  # cookie -> header Authorization
 
     def check_site(self, request: HTTPConnection) -> None:
         """Raise InvalidRequest for another's name, Unauthorized for another origin."""
-        names = request.headers.getlist("host")
-        host = names[0] if len(names) == 1 else ""
-        if not host or _name_of(host) not in self._hosts:
-            raise InvalidRequest(
-                "this is no name of the daemon: use localhost, or set server.page_hosts"
-            )
+        hosts = request.headers.getlist("host")
+        if not self._hosts.include(hosts):
+            raise InvalidRequest(SAY)
         origin = request.headers.get("origin", "")
-        if origin and urlsplit(origin).netloc.lower() != host.lower():
+        if origin and _host_of(origin) != hosts[0].lower():
             raise Unauthorized("another site may not ask", reason="origin")
         site = request.headers.get("sec-fetch-site", "none")
         opened = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
@@ -121,7 +116,9 @@ def _made_of(token: str) -> str:
     return hmac.new(token.encode(), b"kvstore page cookie", hashlib.sha256).hexdigest()
 
 
-def _name_of(host: str) -> str:
-    """Return the name in a header Host, without the port."""
-    name, colon, port = host.lower().rpartition(":")
-    return name if colon and port.isdecimal() else host.lower()
+def _host_of(origin: str) -> str:
+    """Return the host and port of a header Origin; "" if it is no origin."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

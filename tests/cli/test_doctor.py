@@ -109,6 +109,13 @@ def test_each_of_several_directories_is_looked_at(doctor: Doctor, directory: Pat
         assert any(f"{directory}/{name} shares its file system" in text for text in found)
 
 
+def test_an_eviction_policy_that_there_is_not(doctor: Doctor) -> None:
+    level, found, do = doctor.finding("eviction", "dram.eviction_policy=nope")
+    assert (level, "choose one of lru, hz" in found) == ("wrong", True)
+    assert "--set dram.eviction_policy=hz" in do
+    assert doctor.finding("eviction", "file.eviction_policy=nope")[0] == "wrong"
+
+
 def test_a_port_that_is_taken(doctor: Doctor) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

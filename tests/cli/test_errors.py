@@ -11,7 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli import main
+from kvstore.client import Client
+from kvstore.model.block import Group, Namespace
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.prompts import prompt, store_prompt
 from tests.cluster.fleet import fleet
 
 NOBODY = 54321  # a user id without a name
@@ -118,6 +121,46 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert (done.exit_code, done.stderr) == (1, "Error: No space left on device\n")
 
 
+def test_a_standard_output_that_is_full_is_said_in_one_line() -> None:
+    with Daemon(file=False) as daemon:
+        command = daemon.start().command("status", "--json", "--target", daemon.target)
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            )
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("option", ["ping -c 2 -i nan", "ping -w nan", "top --interval nan"])
+def test_no_number_is_no_interval(option: str) -> None:
+    done = kvstore(*option.split(), "--target", "127.0.0.1:1")
+    assert (done.exit_code, "say a finite number" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", ["top --json --interval 0.2", "events watch", "ping -c 1000 -i 0.1"]
+)
+def test_ctrl_c_ends_what_goes_on_without_a_word(command: str) -> None:
+    with Daemon("events.publish=tcp://127.0.0.1:0", file=False) as daemon:
+        target = daemon.start().target
+        with Client(target) as client:
+            space = Namespace(16, (Group("g", 4096),), (("model", "m"),), name="m")
+            client.register(space)
+            store_prompt(client, space, prompt(1, 64))
+        going = subprocess.Popen(
+            daemon.command(*command.split(), "--target", target),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert going.stdout is not None
+        assert going.stdout.readline()
+        going.send_signal(signal.SIGINT)
+        said, wrong = going.communicate(timeout=30)
+    assert (going.returncode, wrong) == (0, "")
+    assert "answered; least" in said or not command.startswith("ping")
+
+
 @needs_root
 @pytest.mark.parametrize("command", ["ping", "doctor", "serve --print-config"])
 def test_a_user_without_a_name_and_a_home(command: str) -> None:
@@ -161,6 +204,16 @@ def test_what_a_daemon_does_not_have_is_not_taken_for_no_daemon(command: str, wo
         daemon.stop()
     assert (done.exit_code, word in done.stderr) == (1, True), done.stderr
     assert "kvstore serve\n" not in done.stderr
+
+
+def test_an_indexer_that_is_down_is_not_taken_for_no_daemon() -> None:
+    register = ("events", "register", "http://127.0.0.1:1", "--instance", "7")
+    with Daemon("events.publish=tcp://127.0.0.1:0", file=False) as daemon:
+        target = daemon.start().target
+        done = kvstore(*register, "--model", "m", "--block-size", "16", "--target", target)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: no indexer answers at http://127.0.0.1:1: ")
+    assert "kvstore serve" not in done.stderr
 
 
 def test_a_clear_that_another_member_does_not_confirm_is_done_here() -> None:

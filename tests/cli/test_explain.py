@@ -73,6 +73,16 @@ def test_the_last_requests_come_newest_first_and_as_json(stored: Stored) -> None
     assert (told["namespace_id"], told["block_tokens"]) == (stored.namespace_id.hex(), 16)
 
 
+def test_what_a_client_names_is_no_line_of_its_own(stored: Stored) -> None:
+    with Client(stored.daemon.target, name="en\ngine\x1b[2J") as client:
+        client.register(sample_namespace("explained"))
+        grant = client.acquire(stored.namespace_id, stored.keys, request_id="forged\n  hit 9 of 9")
+        client.release(grant.lease_id)
+    shown = kvstore("explain", "--last", "1", *stored.at).output.splitlines()[0]
+    assert shown.startswith("request forged?  hit 9 of 9, ")
+    assert shown.endswith("from en?gine?[2J")
+
+
 def test_a_request_that_nobody_remembers_is_an_error(stored: Stored) -> None:
     done = kvstore("explain", "cmpl-three", *stored.at)
     assert done.exit_code == 1

@@ -123,6 +123,9 @@ STATS = {
         ({"dram": {**STATS["dram"], "growing": True}}, "arena", Level.NOTE),
         ({"file": {**STATS["file"], "failed_reads": 1}}, "file tier", Level.WRONG),
         ({"totals": {"refused_parts": {"no_room": 3.0}}}, "puts", Level.NOTE),
+        ({"totals": {"corrupt_blocks": {"put": 1.0, "scrub": 0.0}}}, "checksums", Level.NOTE),
+        ({"totals": {"corrupt_blocks": {"pair": 2.0}}}, "checksums", Level.NOTE),
+        ({"totals": {"corrupt_blocks": {"put": 1.0, "scrub": 1.0}}}, "checksums", Level.WRONG),
         ({"sessions": 0}, "clients", Level.NOTE),
     ],
 )
@@ -144,6 +147,17 @@ def test_top_shows_one_interval(own: Daemon, engine: Client) -> None:
     assert done.exit_code == 0, done.output
     for word in ("dram", "file", "hits", "queues", "durable", "engine one"):
         assert word in done.output
+
+
+def test_a_clients_name_is_neither_markup_nor_a_line(own: Daemon) -> None:
+    with Client(own.target, name="a[/b] [red]\nwrong  disk\x1b[2J") as client:
+        client.connect()
+        shown = "a[/b] [red]?wrong  disk?[2J: "
+        done = kvstore("status", "--target", own.target)
+        assert (done.exit_code, f"{shown}1 processes" in done.output) == (0, True)
+        done = kvstore("top", "--once", "--interval", "0.1", "--target", own.target)
+        assert (done.exit_code, f"{shown}0 leases" in done.output) == (0, True)
+        assert "dram" in done.output
 
 
 def start(daemon: Daemon, *options: str, **how: object) -> subprocess.Popen[str]:

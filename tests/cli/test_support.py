@@ -65,6 +65,25 @@ def test_a_report_of_a_running_daemon_has_no_canary(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "r.zip").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (f'["/usr/bin/kms", "--password", "{CANARY}"]', '["/usr/bin/kms", "[redacted]"]'),
+        ("/usr/bin/kms", '"/usr/bin/kms"'),
+    ],
+)
+def test_the_arguments_of_the_roots_command_stay_here(
+    tmp_path: Path, command: str, shown: str
+) -> None:
+    where = tmp_path / "r.zip"
+    sets = (f"--set=server.socket={tmp_path}/none.sock", f"--set=security.root_command={command}")
+    done = kvstore("support", "--output", str(where), *sets)
+    assert done.exit_code == 0, done.output
+    files = contents(where)
+    assert f"root_command = {shown}\n" in files["settings.toml"]
+    assert not [name for name, text in files.items() if CANARY in text]
+
+
 def test_it_works_without_a_daemon_and_says_what_is_missing(tmp_path: Path) -> None:
     with Daemon() as none:
         where = tmp_path / "r.zip"

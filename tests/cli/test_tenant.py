@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from tests.cli.run import kvstore
 
@@ -47,6 +49,36 @@ def test_a_tenants_own_socket_says_nothing_of_others(tenants: Daemon) -> None:
         kvstore("top", "--target", own, "--once", "--interval", "0.1", "--json").stdout
     )
     assert told["tenants"] == {}
+
+
+def test_what_is_to_be_kept_of_a_tenant_loads_to_the_same(tenants: Daemon, tmp_path: Path) -> None:
+    options = ("dram.guaranteed=8MiB", "file.guaranteed=64MiB", "unix.mode=0750", "arena=sealed")
+    names = 'certificates=["a.example", "b \\" c"]'
+    ran = kvstore("tenant", "add", "gamma", *options, names, "--target", tenants.target)
+    assert ran.exit_code == 0, ran.output
+    file = tmp_path / "kvstore.toml"
+    file.write_text(ran.stdout[ran.stdout.index("[tenants.gamma]") :])
+    (gamma,) = load_settings(file).tenants
+    assert (gamma.unix_mode, gamma.names) == ("0750", ("a.example", 'b " c'))
+    assert gamma.dram_guaranteed_bytes == 8 << 20
+    ran = kvstore("tenant", "set", "gamma", "weight=.5", "--target", tenants.target)
+    assert ran.stdout.endswith("[tenants.gamma]\nweight = 0.5\n")
+    kvstore("tenant", "delete", "gamma", "--yes", "--target", tenants.target)
+
+
+def test_a_tenant_that_is_not_there_is_not_set(tenants: Daemon) -> None:
+    ran = kvstore("tenant", "set", "nobody", "weight=0.5", "--target", tenants.target)
+    assert ran.exit_code != 0
+    assert "there is no tenant nobody here: see `kvstore tenant list`" in ran.output
+
+
+def test_the_list_says_where_each_socket_is(tenants: Daemon) -> None:
+    path = tenants.socket.parent / "acme/kvstore.sock"
+    shown = kvstore("tenant", "list", "--target", tenants.target).stdout.splitlines()
+    assert [line.startswith("acme: ") for line in shown] == [True, False]
+    assert shown[0].endswith(f", unix:{path}")
+    told = json.loads(kvstore("tenant", "list", "--json", "--target", tenants.target).stdout)
+    assert told["acme"]["socket"] == str(path)
 
 
 @pytest.mark.parametrize("answer", ["", "n\n"])

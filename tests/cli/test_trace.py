@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import time
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -45,6 +48,26 @@ def test_made_up_traces_are_the_same_for_a_seed_and_are_replayed(tmp_path: Path)
     found = json.loads(done.stdout)
     assert (found["requests"], found["format"]) == (300, "mooncake")
     assert found["token_hit_ratio"] == found["infinite"] > 0.2
+
+
+def test_the_oldest_click_that_is_supported_draws_the_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """click 8.1's progressbar has no `hidden`."""
+    newest = click.progressbar
+
+    def oldest(**options: Any) -> Any:
+        assert "hidden" not in options
+        return newest(**options)
+
+    monkeypatch.setattr(click, "progressbar", oldest)
+    done = kvstore("trace", "synth", str(tmp_path / "a.jsonl"), "--requests", "10")
+    assert done.exit_code == 0, done.output
+    with Daemon() as daemon:
+        daemon.start()
+        for options in ((), ("--json",)):
+            done = kvstore("verify", str(daemon.directory / "file"), *options)
+            assert done.exit_code == 0, done.output
 
 
 def test_a_mix_is_made_up_like_any_other_kind(tmp_path: Path) -> None:
@@ -103,13 +126,16 @@ def output_of(path: Path) -> Path:
 
 
 @contextmanager
-def recording(daemon: Daemon, path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def recording(
+    daemon: Daemon, path: Path, *options: str, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run `kvstore trace record` until the context ends, then as Ctrl-C does."""
     with Client(daemon.target) as client:
         before = client.admin.stats()["totals"].get("recorded_requests", 0)
     command = daemon.command("trace", "record", str(path), "--target", daemon.target, "--json")
     with output_of(path).open("wb") as output:
-        process = subprocess.Popen([*command, *options], stdout=output, env=os.environ)
+        command += options
+        process = subprocess.Popen(command, stdout=output, stderr=stderr, env=os.environ)
     try:
         with Client(daemon.target) as client:
             client.connect()
@@ -199,6 +225,24 @@ def test_a_recording_ends_by_its_limits_and_with_the_daemon(tmp_path: Path) -> N
             assert time.monotonic() - began < 5.0, "a recording does not keep a daemon from ending"
             process.wait(WAIT_S)
         assert rows_of(tmp_path / "end.jsonl")
+
+
+def test_on_a_terminal_the_summary_of_a_recording_begins_a_line(tmp_path: Path) -> None:
+    parent, child = pty.openpty()
+    try:
+        with (
+            Daemon(file=False) as daemon,
+            recording(daemon.start(), tmp_path / "shown.jsonl", stderr=child),
+        ):
+            seen = b""
+            while b"dropped 0" not in seen:
+                assert select.select([parent], [], [], WAIT_S)[0]
+                seen += os.read(parent, 65536)
+        assert select.select([parent], [], [], 0)[0]
+        assert (seen + os.read(parent, 65536)).endswith(b"\r\n")
+    finally:
+        os.close(child)
+        os.close(parent)
 
 
 def test_a_sample_has_all_requests_of_some_prefixes(tmp_path: Path) -> None:

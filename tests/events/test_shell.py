@@ -44,6 +44,8 @@ def test_what_the_shell_puts_is_watched(daemon: Daemon) -> None:
     assert told["token_ids"] == [11, 12, 13]
     assert told["block_size"] == 3
     assert told["medium"] == "CPU"
+    shown = kvstore("events", "watch", "--target", daemon.target, "--batches", "1")
+    assert f"blocks: {json.loads(stored.output)['key'][:16]}\n" in shown.output
     again = kvstore("put", "--target", daemon.target, "--tokens", "11,12,13", stdin="hello")
     assert again.exit_code == 0, again.output
 

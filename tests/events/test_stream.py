@@ -207,9 +207,13 @@ def test_topics_of_engines_take_back_by_name() -> None:
         with Client(own.start().target, engines=[engine]) as client:
             client.register(SPACE)
             where = client.admin.stats()["events"]
+            store_prompt(client, SPACE, prompt(14, 16))
+            until(lambda: client.admin.stats()["events"]["topics"] == [f"kv@{engine}@m"])
+            assert client.admin.stats()["events"]["subscribers"] == 0
             with Subscriber(where["publish"], topic=f"kv@{engine}@") as router:
                 keys = store_prompt(client, SPACE, tokens, durable=True)
                 router.until(has(keys, "CPU", "STORAGE"))
+                assert client.admin.stats()["events"]["subscribers"] == 1
                 assert router.topics == {f"kv@{engine}@m".encode()}
                 assert router.index.clears == 0
         own.kill()

@@ -1,14 +1,17 @@
 """The metrics of a real daemon, read as Prometheus reads them."""
 
 import os
+import re
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import kvstore as package
 from kvstore import Client
-from kvstore.metrics import Metrics
+from kvstore.metrics import CHECKED_BY, TASKS, Metrics
 from kvstore.model.block import BlockKey, Part, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.testing.daemon import Daemon
@@ -128,6 +131,25 @@ def test_what_leaves_is_counted_by_tier_and_reason(daemon: Daemon) -> None:
     assert seen["kvstore_corrupt_blocks_total reader"] == 1
     assert seen["kvstore_reported_blocks_total dropped"] == 1
     assert seen["kvstore_reported_blocks_total kept"] == 1
+
+
+def test_what_alerts_watch_is_there_before_it_happens() -> None:
+    """increase() does not see the first value of a series."""
+    metrics = Metrics()
+    assert metrics.registry.get_sample_value("kvstore_corrupt_blocks_total", {"where": "put"}) == 0
+    assert {"corrupt_blocks", "task_failures"}.isdisjoint(metrics.totals())
+    sources = [each.read_text() for each in Path(package.__file__).parent.rglob("*.py")]
+    places, tasks = set[str](), {"events"}  # which runs as a thread
+    for source in sources:
+        places |= set(re.findall(r'corrupt_blocks\.labels\("(\w+)"\)', source))
+        if "import keep_running" in source:
+            tasks |= set(re.findall(r'\(\s*"([a-z_.]+)", [a-z.]+\.\w+', source))
+    assert places <= set(CHECKED_BY)
+    assert len(tasks) > 20
+    assert tasks == set(TASKS)
+    for task in tasks:
+        labels = {"task": task}
+        assert metrics.registry.get_sample_value("kvstore_task_failures_total", labels) == 0
 
 
 def test_refusals_and_errors_are_counted_by_class() -> None:

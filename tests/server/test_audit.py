@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.model.tenant import Role
+from kvstore.server import audit as audit_module
 from kvstore.server.audit import QUEUE_MAX, AuditLog, FileSink, JournalSink, open_audit
 from kvstore.settings import SecuritySettings
 from kvstore.system.audit_chain import audit_key, last_line, read_head, split_lines, verify
@@ -169,6 +171,14 @@ def test_a_log_is_whole_over_restarts_and_rotation_and_a_cut_shows(site: Site) -
     assert "not a line" in kvstore("audit", "show", str(site.daemon.log)).output
 
 
+def test_what_a_line_names_is_no_command_to_a_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(json.dumps({"seq": 1, "time": 1.0, "client": "a\nevent=start\x1b[2J"}) + "\n")
+    shown = kvstore("audit", "show", str(log)).output
+    assert shown.endswith("client=a?event=start?[2J\n")
+    assert len(shown.splitlines()) == 1
+
+
 def test_a_second_daemon_that_is_refused_leaves_the_log_alone(site: Site) -> None:
     with Client(site.daemon.target) as client:
         client.admin.clear()
@@ -277,6 +287,41 @@ def test_the_journal_gets_the_same_lines(tmp_path: Path) -> None:
     assert all(b"SYSLOG_IDENTIFIER=kvstore-audit\n" in each for each in got)
     lines = [each.partition(b"MESSAGE=")[2] for each in got]
     assert verify([line.rstrip(b"\n") for line in lines], KEY).faults == ()
+
+
+def test_a_journal_that_stops_in_the_middle_breaks_no_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"written": 0, "dropped": 0}
+
+    def count(result: str, lines: int) -> None:
+        counts[result] += lines
+
+    def received() -> list[bytes]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                got.append(journal.recv(1 << 16).partition(b"MESSAGE=")[2].rstrip(b"\n"))
+        return got
+
+    path, got = str(tmp_path / "journal"), list[bytes]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        journal.setblocking(False)
+        with monkeypatch.context() as short:
+            short.setattr(audit_module, "CLOSE_S", 0.1)  # how long a line waits for the journal
+            sink = JournalSink(path)
+        log = AuditLog(sink, KEY, tmp_path / "head", count)
+        for number in range(QUEUE_MAX - 1):  # more than the journal's socket holds
+            log.event("noise", number=number)
+        log.start(pid=1)
+        until(lambda: sum(counts.values()) == QUEUE_MAX, 10)
+        assert counts["written"] == len(received()) > 0
+        log.event("after")
+        log.close()
+        lines = [json.loads(line) for line in received()]
+    assert counts["written"] == len(lines)
+    assert sum(line.get("dropped", 0) for line in lines) == counts["dropped"] > 0
+    assert verify(got, KEY, read_head(tmp_path / "head")).faults == ()
 
 
 def test_a_journal_that_is_not_there_drops_and_counts(tmp_path: Path) -> None:

@@ -127,6 +127,33 @@ def test_a_body_says_how_long_it_is(daemon: Daemon, length: str, status: int) ->
         assert link.recv(100).startswith(f"HTTP/1.0 {status}".encode())
 
 
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        (["localhost:1"], 200),
+        (["127.0.0.1"], 200),
+        (["evil.example"], 400),
+        (["evil.example:7701"], 400),
+        (["localhost", "evil.example"], 400),
+        (["localhost:99999"], 400),
+        ([], 400),
+    ],
+)
+def test_on_loopback_without_credentials_a_request_names_this_host(
+    daemon: Daemon, hosts: list[str], status: int
+) -> None:
+    """A site in a browser can point a name of its own at 127.0.0.1."""
+    query = urlencode({"model": "org/m", "token_ids": ",".join(map(str, TOKENS))})
+    head = "".join(f"Host: {each}\r\n" for each in hosts)
+    with socket.create_connection(("127.0.0.1", daemon.metrics_port), timeout=10) as link:
+        link.sendall(f"GET /v1/match?{query} HTTP/1.0\r\n{head}\r\n".encode())
+        answer = link.makefile("rb").read()
+    assert answer.startswith(f"HTTP/1.0 {status}".encode())
+    assert (b"hit_blocks" in answer) == (status == 200)
+    if status == 400:
+        assert b"server.page_hosts" in answer
+
+
 def test_with_credentials_it_takes_a_readers(tmp_path: Any) -> None:
     tokens = tmp_path / "tokens"
     made = kvstore("token", "create", "--role", "reader", "--file", str(tokens), "--json")

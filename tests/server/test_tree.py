@@ -117,6 +117,16 @@ def test_a_request_and_a_conversation_lead_to_their_place(client: Client, grown:
     assert kvstore("tree", "--request", "none", "--target", grown.target).exit_code == 1
 
 
+def test_a_path_whose_end_is_missing_is_not_said_to_be_nothing(grown: Daemon) -> None:
+    missing = sample_keys("nobody's", 1)[0].hex()
+    shown = kvstore("tree", "--through", missing, "--target", grown.target)
+    assert shown.output == (
+        "its last block is not stored; blocks before that may be: see `kvstore explain`\n"
+    )
+    shown = kvstore("tree", "--prefix", missing, "--target", grown.target)
+    assert shown.output == "nothing is stored there\n"
+
+
 def test_people_see_it_indented(grown: Daemon) -> None:
     shown = kvstore("tree", "--target", grown.target)
     lines = shown.output.splitlines()

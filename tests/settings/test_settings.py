@@ -56,6 +56,11 @@ def test_the_file_tier_has_one_directory_or_several() -> None:
     assert load_settings(None, ['file.path=["/a", "/b"]']).file.paths == ("/a", "/b")
 
 
+def test_the_page_may_have_several_names() -> None:
+    settings = load_settings(None, ['server.page_hosts=["kv.example", "[fd00::7]", "10.0.0.7"]'])
+    assert settings.server.page_names == ("kv.example", "[fd00::7]", "10.0.0.7")
+
+
 def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "kvstore.toml"
     file.write_text('[dram]\ncapcity = "2GiB"\n')
@@ -82,6 +87,15 @@ def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_pat
         ("limits.lease_s=nan", "lease_s"),
         (f"server.socket=/tmp/{'x' * 120}", "shorter"),
         ("dram.capacity=1048577", "4096"),
+        ("file.path=~/kv", "write the directory out"),
+        ('file.path=["/a", "~kv/b"]', "write the directory out"),
+        ("server.socket=~/kv.sock", "write the directory out"),
+        ("object.url=file://rel/obj", "file:///"),
+        ("server.page_hosts=https://kv.example", "without https:// and port"),
+        ("server.page_hosts=kv.example:7701", "without https:// and port"),
+        ("server.page_hosts=kv.example,other.example", "several are"),
+        ("server.page_hosts=fd00::7", "fd00::7"),
+        ('server.page_hosts=["kv.example", ""]', "no name of a host"),
         ("file.path=[1]", "array"),
         ("file.path=[/a", "array"),
         ('file.path=["/a", ""]', "empty"),

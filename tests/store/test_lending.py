@@ -65,7 +65,7 @@ def test_a_tenant_that_comes_may_at_first_store_no_more_than_a_segment(tmp_path:
     async def main() -> None:
         tenants = Tenants(settings, wire_store, Metrics())
         await tenants.start()
-        wanted = overridden(settings, ["tenants.late.file.guaranteed=1GiB"])
+        wanted = overridden(settings, ["tenants.late.file.guaranteed=1GiB"], adds="late")
         late = tenants.add(wanted, wanted.tenants[1])
         await tenants.start_one(late)
         part = tenants.file.part("late")

@@ -71,7 +71,8 @@ def test_the_printed_address_lets_a_browser_in_and_is_not_kept(daemon: Daemon, t
 
 def test_another_name_and_another_site_are_refused_and_counted(daemon: Daemon, token: str) -> None:
     port = daemon.metrics_port
-    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "127.0.0.2:80"):
+    strange = ("localhost:99999", f"localhost:{'9' * 5000}", "[::1", "[", "localhost:")
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "127.0.0.2:80", *strange):
         for path in PRIVATE:
             assert ask(port, path, token=token, Host=host).status == 400, (host, path)
     for host in ("localhost", f"localhost:{port}", "127.0.0.1:9", f"LOCALHOST:{port}", "[::1]:7"):
@@ -80,6 +81,8 @@ def test_another_name_and_another_site_are_refused_and_counted(daemon: Daemon, t
         {"Origin": "http://evil.example"},
         {"Origin": "http://127.0.0.1:1"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://[::1", "Sec_Fetch_Mode": "navigate"},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},
@@ -92,6 +95,7 @@ def test_another_name_and_another_site_are_refused_and_counted(daemon: Daemon, t
     counted = ask(port, "/metrics?name[]=kvstore_rpc_errors_total").body.decode()
     for reason in ("host", "origin", "credential"):
         assert f'error="Unauthorized",method="page",reason="{reason}"' in counted
+    assert "Traceback" not in daemon.output()
 
 
 def test_a_browser_is_told_to_do_no_more_than_the_page_does(daemon: Daemon, token: str) -> None:
@@ -210,6 +214,9 @@ def test_a_daemon_that_nobody_looks_at_has_no_thread_for_it_and_keeps_its_token(
         assert "kvstore-page" not in threads_of(daemon)
         told = kvstore("page", "--target", daemon.target).output.strip()
         assert told == daemon.page_address
+        with Client(daemon.target) as client:
+            told = client.admin.stats()["addresses"]["page"]
+        assert told == f"http://127.0.0.1:{daemon.metrics_port}/"
         assert ask(daemon.metrics_port, "/api/who", token=token).status == 200
         with contextlib.closing(Stream(daemon.metrics_port, token)) as watching:
             assert watching.frame()["full"]
@@ -309,7 +316,9 @@ def test_a_credential_shows_what_its_role_may_see(secured: Daemon, issuer: Issue
         return ask(port, f"/api/{path}", token=tokens[role], tls=tls).status
 
     until(lambda: status("who", Role.OPERATOR) == 200, 5)
-    assert "token=" not in secured.page_address
+    assert secured.page_address == f"https://kv.example:{port}/"
+    told = json.loads(kvstore("page", "--json", "--target", secured.target).output)
+    assert told == {"address": secured.page_address, "asks_who": True}
     assert status("requests", Role.READER) == 200
     for path in ("status", "live", "history", "tree", "conversations", "namespaces"):
         assert status(path, Role.READER) == 403, path

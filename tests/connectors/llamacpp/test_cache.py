@@ -113,10 +113,27 @@ def test_an_exact_cache_uses_no_kv_of_answers(
         answer, asked = kept.ask(prompt, 20), len(prompt)
         assert answer == chat(kind, None).ask(prompt, 20)
         prompt = prompt + answer + words(23, seed)
-    kept.saved()
+        kept.saved()
+    # A recurrent model cannot be cut where its answer began: there, each turn loads its prompt.
+    assert kept.cache.counts.loads == (3 if kind == "mamba" else 0)
     again = chat(kind, daemon, cache={"exact": True})
     assert again.ask(prompt) == chat(kind, None).ask(prompt)
     assert asked - 33 < again.cache.counts.loaded_tokens <= asked
+
+
+def test_an_exact_cache_does_not_load_what_another_stored(
+    chat: Open, daemon: Daemon, words: Words
+) -> None:
+    first = chat("llama", daemon)
+    prompt = words(100, 1)
+    prompt += first.ask(prompt, 60)
+    first.saved()
+    exact = chat("llama", daemon, cache={"exact": True})
+    exact.ask(prompt)
+    assert (exact.cache.counts.lookups, exact.cache.counts.loads) == (1, 0)
+    another = chat("llama", daemon)
+    another.ask(prompt)
+    assert another.cache.counts.loads == 1
 
 
 def test_a_window_that_is_gone_is_computed_again(chat: Open, daemon: Daemon, words: Words) -> None:
@@ -172,6 +189,48 @@ def test_an_answer_that_nobody_reads_to_its_end_is_stored(
     assert again.cache.counts.loaded_tokens == 96
 
 
+@pytest.mark.parametrize("by", ["a completion", "a handler"])
+def test_an_answer_that_is_interrupted_is_stored(
+    chat: Open, daemon: Daemon, words: Words, by: str
+) -> None:
+    """llama-cpp-python's server leaves a stream where it is when the next request comes."""
+    prompt, other = words(100, 1), words(80, 2)
+    first = chat("llama", daemon)
+    steps = first.llama.create_completion(prompt, max_tokens=50, temperature=0.0, stream=True)
+    next(steps)
+    if by == "a handler":  # of images and text: it computes the prompt itself
+        first.llama.reset()
+        first.llama.eval(other)
+    assert first.ask(other) == chat("llama", None).ask(other)
+    steps.close()
+    first.saved()
+    again = chat("llama", daemon)
+    again.ask(prompt)
+    assert again.cache.counts.loaded_tokens == 96
+
+
+def test_an_answer_during_which_the_model_is_hashed_is_stored(
+    chat: Open, daemon: Daemon, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvstore_llamacpp import KVStoreCache
+    from kvstore_llamacpp.namespace import ModelFiles
+
+    prompt, complete = words(100, 1), ModelFiles.complete
+    monkeypatch.setattr(ModelFiles, "complete", lambda files, namespace: None)
+    llama = chat("llama", None).llama
+    with KVStoreCache(llama, daemon.target) as cache:
+        llama.set_cache(cache)
+        steps = llama.create_completion(prompt, max_tokens=20, temperature=0.0, stream=True)
+        next(steps)
+        monkeypatch.setattr(ModelFiles, "complete", complete)
+        assert cache.wait_ready(30)
+        assert len(list(steps)) > 1
+        assert cache.flush()
+    again = chat("llama", daemon)
+    again.ask(prompt)
+    assert again.cache.counts.loaded_tokens == 96
+
+
 def test_logits_of_the_prompt_are_computed(chat: Open, daemon: Daemon, words: Words) -> None:
     kept, plain = (chat("llama", to, logits_all=True) for to in (daemon, None))
     text = "".join(f" w{token % 90}" for token in words(60, 1))
@@ -182,6 +241,13 @@ def test_logits_of_the_prompt_are_computed(chat: Open, daemon: Daemon, words: Wo
         assert found["token_logprobs"] == wanted["token_logprobs"]
         kept.llama.reset()
     assert kept.cache.counts.loads == 0
+    kept.llama.create_completion(text, max_tokens=4, temperature=0.0)
+    kept.saved()
+    resumed = chat("llama", daemon, logits_all=True)
+    resumed.llama.create_completion(text, max_tokens=4, temperature=0.0)
+    assert resumed.cache.counts.loads == 1, "what comes with a state has no logits"
+    found = resumed.llama.create_completion(text, **options)["choices"][0]["logprobs"]
+    assert found["token_logprobs"] == wanted["token_logprobs"]
 
 
 def test_the_model_is_as_before_without_its_cache(

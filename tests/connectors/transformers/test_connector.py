@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -210,6 +211,29 @@ def test_a_daemon_killed_between_calls_costs_misses_and_comes_back(model, daemon
         assert torch.equal(stored(prefixes, ids), expected)
 
 
+@pytest.mark.fault
+def test_a_daemon_that_hangs_delays_one_prompt_by_its_deadline(daemon):
+    model, ids = make_model("llama"), prompt(100)
+    expected = plain(model, ids)
+    with Prefixes(model, daemon.target, load_deadline_s=0.5) as prefixes:
+        stored(prefixes, ids)
+        assert prefixes.flush()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            took = []
+            for _ in range(2):
+                began = time.monotonic()
+                assert prefixes.load(ids).restored_blocks == 0
+                took.append(time.monotonic() - began)
+            assert took[0] < 0.5 + 1.0  # that and the test's machine
+            assert took[1] < 0.4, "nobody asks it again before it has answered a ping"
+            assert prefixes.loads_failed == 1
+            assert torch.equal(stored(prefixes, ids), expected)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        until(lambda: prefixes.load(ids).restored_blocks == 3, timeout_s=20)
+
+
 def test_a_rotten_record_is_a_miss_and_is_dropped(daemon):
     model = make_model("llama")
     ids = prompt(300)
@@ -249,6 +273,9 @@ def test_what_a_key_does_not_name_bypasses_the_store(daemon):
             (prompt(100), {"generation_config": GenerationConfig(num_beams=2)}),
         ]:
             assert torch.equal(stored(prefixes, ids, **options), plain(model, ids, **options))
+        options = {"output_hidden_states": True, "return_dict_in_generate": True}
+        output = prefixes.generate(prompt(100), max_new_tokens=2, do_sample=False, **options)
+        assert output.hidden_states[0][1].shape[1] == 100, "of every token of the prompt"
         assert prefixes.flush()
         assert prefixes.saved_blocks == before
         with pytest.raises(InvalidRequest, match="one prompt"):
@@ -263,8 +290,13 @@ def test_what_a_key_does_not_name_bypasses_the_store(daemon):
 def test_options_that_change_only_what_is_sampled_keep_the_store(daemon):
     model = make_model("llama")
     ids = prompt(100)
+    ids[0, 50] = 2
     mask = torch.ones_like(ids)
+    ends = {"eos_token_id": [1, 2], "pad_token_id": 2}
     with Prefixes(model, daemon.target) as prefixes:
+        assert torch.equal(stored(prefixes, ids, **ends), plain(model, ids, **ends))
+        assert prefixes.flush()
+        assert prefixes.load(ids).restored_blocks == 3
         output = prefixes.generate(
             ids,
             max_new_tokens=NEW_TOKENS,
@@ -272,9 +304,7 @@ def test_options_that_change_only_what_is_sampled_keep_the_store(daemon):
             attention_mask=mask,
             return_dict_in_generate=True,
         )
-        assert torch.equal(output.sequences, plain(model, ids))
-        assert prefixes.flush()
-        assert prefixes.load(ids).restored_blocks == 3
+        assert torch.equal(output.sequences, plain(model, ids, attention_mask=mask))
 
 
 def test_the_pace_of_prefill_is_measured_and_told(daemon):
@@ -330,6 +360,25 @@ def test_models_that_cannot_be_kept_are_refused(daemon):
         Prefixes(scaled, daemon.target)
     with pytest.raises(InvalidRequest, match="unix:"):
         Prefixes(make_model("llama"), "127.0.0.1:7700")
+
+
+def test_a_model_with_forward_hooks_is_refused(daemon):
+    def steer(module, args, output=None):
+        return None if output is None else output + 1
+
+    model, ids = make_model("llama"), prompt(100)
+    layer = model.model.layers[1].mlp
+    with Prefixes(model, daemon.target) as prefixes:
+        expected = stored(prefixes, ids)
+        for register in (layer.register_forward_hook, layer.register_forward_pre_hook):
+            hook = register(steer)
+            with pytest.raises(Incompatible, match=f"forward hook of {__name__}"):
+                stored(prefixes, ids)
+            with pytest.raises(Incompatible, match="forward hook"):
+                Prefixes(model, daemon.target)
+            hook.remove()
+        model(input_ids=ids, output_hidden_states=True)  # transformers leaves hooks of its own
+        assert torch.equal(stored(prefixes, ids), expected)
 
 
 def test_a_full_store_refuses_and_counts(daemon):
