@@ -247,9 +247,7 @@ class _Toucher:
             thread = threading.Thread(target=self._run, name="kvstore-touch", daemon=True)
             try:
                 thread.start()
-            except (
-                RuntimeError
-            ):  # no thread can be started now: pages are mapped when they are used
+            except RuntimeError:  # no thread can be started now: pages are mapped when used
                 return
             self._thread = thread
         self._mappings.put(mapped)

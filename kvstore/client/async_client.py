@@ -1,6 +1,6 @@
 """The asyncio client. It reconnects to its daemon in the background.
 
-`AsyncClient` is the face; its parts can be read alone:
+`AsyncClient` is a facade; its parts can be read alone:
 
     session    namespaces, and leases of the arena     (session.py; the client is one)
     bulk       put and get: in place, or as streams    (bulk.py, in_place.py, streams.py)

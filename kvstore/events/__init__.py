@@ -8,7 +8,7 @@
     streams.py    one topic: its sequence, its pace, what replay can fill (pure)
     replays.py    what a subscriber missed, sent to it alone
     publisher.py  the thread with the sockets
-    service.py    the face: settings become a feed and a publisher
+    service.py    the facade: settings become a feed and a publisher
 
 Whoever reads the stream learns the token ids of prompts. Imported with `events.publish` alone.
 """

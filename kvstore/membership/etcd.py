@@ -76,7 +76,7 @@ class EtcdMembership:
         self._revision = 0  # of the last list
         self._entries = Entries(self._begin)
 
-    # ---- the face ----------------------------------------------------------------------------
+    # ---- the contract ------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
         self._registration.own = member

@@ -72,7 +72,7 @@ class KubernetesMembership:
         self._was_listed = False
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- the face ----------------------------------------------------------------------------
+    # ---- the contract ------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
         self._asking.own = member

@@ -43,7 +43,7 @@ class StaticMembership:
         self._away_since: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- the face ----------------------------------------------------------------------------
+    # ---- the contract ------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
         self._asking.own = member

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 300.0
 SAVE_NEW_AFTER_S = 10.0  # what computing a block takes was told for a namespace the first time
+SAVE_NEW_EVERY_S = 60.0  # an engine may begin a namespace with every step
 CLOSE_S = 2.0  # for the last one; a disk that hangs is not waited for
 
 
@@ -30,6 +31,7 @@ class PolicyNotes:
         self._loading = asyncio.Lock()
         self._loaded = False
         self._save_at = 0.0
+        self._save_new_at = 0.0  # not before
         self._newcomers = 0
 
     async def load(self) -> None:
@@ -44,13 +46,15 @@ class PolicyNotes:
         """Save if it is time to."""
         if self._planner.costs.newcomers > self._newcomers:
             self._newcomers = self._planner.costs.newcomers
-            self._save_at = min(self._save_at, self._now() + SAVE_NEW_AFTER_S)
+            soon = max(self._now() + SAVE_NEW_AFTER_S, self._save_new_at)
+            self._save_at = min(self._save_at, soon)
         if self._loaded and self._now() >= self._save_at:
             await self.save()
 
     async def save(self) -> None:
         """Save what policies know now; a disk that does not take it is no error."""
         self._save_at = self._now() + SAVE_EVERY_S
+        self._save_new_at = self._now() + SAVE_NEW_EVERY_S
         data = self._planner.save_policies() if self._loaded else b""
         if not data or self._file is None:
             return

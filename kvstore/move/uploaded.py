@@ -47,11 +47,10 @@ class Uploaded:
         """Return from when on what is stored of a namespace lives, whatever was deleted of it."""
         return max(self._all_forgotten, self._forgotten.get(namespace_id, NEVER)) + SETTLE_S
 
-    def forget(self, namespaces: Collection[NamespaceId] | None) -> None:
-        """Forget the runs of namespaces, or (None) all: something of them is deleted."""
+    def forget(self, namespaces: Collection[NamespaceId]) -> None:
+        """Forget the runs of namespaces: something of them is deleted."""
         now = self._now()
-        if namespaces is not None:
-            self._forgotten.update(dict.fromkeys(namespaces, now))
-        if namespaces is None or len(self._forgotten) > FORGOTTEN_MAX:
+        self._forgotten.update(dict.fromkeys(namespaces, now))
+        if len(self._forgotten) > FORGOTTEN_MAX:
             self._all_forgotten = now
             self._forgotten.clear()

@@ -44,11 +44,6 @@ class Setup:
     leased_fraction: of dram, the longest hit; what a prompt has beyond it is computed.
     """
 
-    @property
-    def leasable_blocks(self) -> int:
-        """The longest hit: the daemon leases no more of its arena at once."""
-        return int(self.dram_blocks * self.leased_fraction)
-
     dram_blocks: int
     file_blocks: int = 0
     dram_policy: str = "lru"
@@ -65,6 +60,11 @@ class Setup:
     def __post_init__(self) -> None:
         if not self.file_record_nbytes:
             object.__setattr__(self, "file_record_nbytes", self.record_nbytes)
+
+    @property
+    def leasable_blocks(self) -> int:
+        """The longest hit: the daemon leases no more of its arena at once."""
+        return int(self.dram_blocks * self.leased_fraction)
 
 
 @dataclass(slots=True)

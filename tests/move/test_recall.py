@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,17 @@ def test_what_engines_tell_of_their_pace_is_saved_soon(tmp_path: Path) -> None:
         node.run(saving.save_now_and_then())
         assert node.file is not None
         assert node.run(node.file.notes.read()) == before
-        saving._now = lambda: began + 2 * policy_notes.SAVE_NEW_AFTER_S
+        saved_at = began + 2 * policy_notes.SAVE_NEW_AFTER_S
+        saving._now = lambda: saved_at
         node.run(saving.save_now_and_then())
-        assert node.run(node.file.notes.read()) == node.planner.save_policies() != before
+        first = node.run(node.file.notes.read())
+        assert first == node.planner.save_policies() != before
+        node.planner.costs.told(replace(SPEC, identity=(("model", "another"),)), 0.02, 1)
+        for later_s, is_saved in (
+            (0, False),
+            (policy_notes.SAVE_NEW_EVERY_S - 1, False),
+            (1, True),
+        ):
+            saved_at += later_s
+            node.run(saving.save_now_and_then())
+            assert (node.run(node.file.notes.read()) != first) is is_saved

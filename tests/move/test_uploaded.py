@@ -56,12 +56,6 @@ def test_what_was_looked_at_before_its_delete_has_settled_is_looked_at_again(
         assert (known.since(ONE, A) is not None) is believed
 
 
-def test_erasing_forgets_everything(known: Uploaded, clock: Clock) -> None:
-    known.forget(None)
-    assert known.since(ONE, A) is known.since(TWO, B) is None
-    assert known.settled_at(TWO) == clock.at + SETTLE_S
-
-
 def test_runs_and_namespaces_are_bounded(
     known: Uploaded, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,10 +237,12 @@ def test_a_disk_that_hangs_under_a_note_keeps_nobody_from_the_other_disk(
         disks[0].fault = lambda call: go_on.wait(30) and None
         notes = asyncio.ensure_future(node.write_behind._policies.save(), loop=node.loop)
         until(node, notes.done)
-        until(node, lambda: first(node).state is DeviceState.HUNG)
-        assert node.put(CHAINS[1], durable=True, wait_s=5.0).durable
         assert node.file is not None
         with pytest.raises(DiskFailed, match="still being written"):
-            node.run(node.file.notes.write(b"another"))
+            node.run(node.file.notes.write(b"beside it"))
+        until(node, lambda: first(node).state is DeviceState.HUNG)
+        assert node.put(CHAINS[1], durable=True, wait_s=5.0).durable
+        node.run(node.file.notes.write(b"on the other disk"))
+        assert node.run(node.file.notes.read()) == b"on the other disk"
         go_on.set()
         disks[0].fault = None

@@ -1,7 +1,7 @@
 """The only writer of the index: every decision, none of the I/O.
 
 The store asks, the planner answers at once and returns Moves; `kvstore.move` carries them out and
-reports back. All methods run on one thread. `Planner` is the face; its parts can be read alone:
+reports back. All methods run on one thread. `Planner` is a facade; its parts can be read alone:
 
     puts       slots for what is put, and publishing it        (puts.py)
     admission  what is written to the file tier, and when      (admission.py)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.tier.file.devices.admission import Admission
+from kvstore.tier.file.devices.device import Mount
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed
 from kvstore.tier.file.keys import DirectoryKeys
@@ -33,7 +34,7 @@ class Notes:
     def __init__(self, admission: Admission, twins: Twins = NOTE) -> None:
         self._admission = admission
         self._twins = twins
-        self._last: asyncio.Future[None] | None = None
+        self._last: tuple[Mount, asyncio.Future[None]] | None = None
 
     async def read(self) -> bytes:
         """Return the newest note that a directory in use has, nothing if there is none."""
@@ -48,12 +49,13 @@ class Notes:
         """Write a few MiB for the next start, in one directory. data: or what returns them, on the
         directory's thread. Raises DiskFull, DiskFailed; also where the one before, which nobody
         waits for any more, is still being written."""
-        if self._last is not None and not self._last.done():
-            raise DiskFailed(f"the last {self._twins.what} is still being written")
         for mount in self._admission.writable[:1]:
+            if self._last is not None and self._last[0] is mount and not self._last[1].done():
+                raise DiskFailed(f"the last {self._twins.what} is still being written")
             write = partial(write_note, data=data, keys=mount.tier.keys, twins=self._twins)
-            self._last = mount.begin(write)
-            await mount.answer_of(self._last)
+            writing = mount.begin(write)
+            self._last = mount, writing
+            await mount.answer_of(writing)
 
 
 def read_note(
