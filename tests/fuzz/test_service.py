@@ -135,7 +135,8 @@ def test_blocks_beyond_the_index_and_zero_keys_harm_nobody(daemon: Daemon) -> No
         records = sample_records(keys)
         client.put(namespace_id, zero, records[:1])  # type: ignore[list-item]
         client.put(namespace_id, keys, records, first_block=1, parent=zero[0])  # type: ignore[arg-type]
-        client.put(namespace_id, keys[:1], records[:1], parent=keys[0])
+        with pytest.raises(KVStoreError, match="one of the keys"):
+            client.put(namespace_id, keys[:1], records[:1], parent=keys[0])
         assert client.admin.flush()
         assert len(client.admin.scan(namespace_id)) >= 3
 

@@ -72,7 +72,7 @@ def test_a_delete_that_skips_a_member_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_copy_that_comes_while_it_is_deleted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "deleted", lambda *_: None)  # no fetch is told of a delete
     monkeypatch.setattr(Weather, "drawn", lambda _: Weather(late_orders=0.7))
-    assert _found("resurrected")
+    assert _found("resurrected", first=12)  # the second of them
 
 
 def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
