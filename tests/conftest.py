@@ -1,8 +1,16 @@
-"""In which order files of tests begin, where `make test` runs several at once."""
+"""How daemons start; in which order files of tests begin, where `make test` runs several."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from kvstore.testing.daemon import Daemon
+from tests.forks import Forks
+
+if os.environ.get("KVSTORE_TEST_FORKS") != "0":
+    Daemon.launch = Forks().launch
 
 # Files that take a minute or more: what begins last must be short, or one core waits for it.
 LONG = ("test_clean_environment.py", "test_namespaces.py", "test_torture.py")

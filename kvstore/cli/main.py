@@ -10,7 +10,7 @@ import importlib
 import json
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -118,6 +118,14 @@ def _tell(ctx: click.Context, error: str, exit_code: int) -> None:
             click.echo(json.dumps({"error": error, "exit_code": exit_code}))
 
 
+def _fail(error: OSError) -> NoReturn:
+    """End after an error of the system."""
+    if error.errno == errno.EPIPE:  # `| head`: click ends without a word
+        raise error
+    where = f"{error.filename}: " if error.filename is not None else ""
+    raise click.ClickException(f"{where}{error.strerror or error}") from error
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on first use, and listed by what they are for."""
 
@@ -157,7 +165,10 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_AS_JSON] = "--json" in (args[: args.index("--")] if "--" in args else args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:  # of --help and --version, which are printed here
+            _fail(error)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -182,10 +193,7 @@ class LazyGroup(click.Group):
         except KVStoreError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # `| head`: click ends without a word
-                raise
-            where = f"{error.filename}: " if error.filename is not None else ""
-            raise click.ClickException(f"{where}{error.strerror or error}") from error
+            _fail(error)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

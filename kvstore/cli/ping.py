@@ -65,7 +65,7 @@ def ping(
     """
     check_finite({"interval": interval_s, "wait": wait_s})
     times, version = list[float](), ""
-    failures = list[KVStoreError]()
+    failures, last = 0, KVStoreError("nothing was asked")
     _wait_for(target, wait_s)
     try:
         with connect(target) as client:
@@ -75,7 +75,7 @@ def ping(
                 try:
                     took_s, version = _ping(client)
                 except Unavailable as error:
-                    failures.append(error)
+                    failures, last = failures + 1, error
                     if not as_json and count > 1:
                         click.echo(f"no answer: {error}")
                     continue
@@ -86,8 +86,8 @@ def ping(
         if not (times or failures):
             raise
     if not times:
-        raise failures[-1]
-    asked = len(times) + len(failures)
+        raise last
+    asked = len(times) + failures
     if as_json:
         about = {"target": target, "version": version, "asked": asked, "answered": len(times)}
         click.echo(json.dumps(about | {"round_trip_s": statistics.median(times), "times_s": times}))

@@ -129,8 +129,9 @@ class AsyncClient(Session):
         they vary may have sizes of their own. A record may be in several pieces: see `Pieces`.
 
         durable: answer when the records are synced to disk. A full store is not an error: the
-        answer's `refused` counts the records that it did not take. tokens: of all the keys; sent to
-        a daemon that announces blocks to routers, and to no other.
+        answer's `refused` counts the records that it did not take. wait_s: for room, in all the
+        calls together that a large put is cut into. tokens: of all the keys; sent to a daemon that
+        announces blocks to routers, and to no other.
         """
         return await self._bulk.put(
             namespace_id,
@@ -155,6 +156,7 @@ class AsyncClient(Session):
     ) -> list[bytes | None]:
         """Return one part of each block, None for a miss. Every record returned was verified.
 
+        wait_s: for what has to come up, in all the calls together that a large get is cut into.
         Reads the arena and the file tier only. The bucket finds blocks by their prefix: `acquire`.
         """
         return await self._bulk.get(namespace_id, keys, part=Part(group, shard), wait_s=wait_s)

@@ -14,6 +14,7 @@ from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
 from kvstore.client.lookup_lease import Lookup, LookupLease
+from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory, Pieces, nbytes_of
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
@@ -70,9 +71,9 @@ class Bulk:
         await self._connect(batch)
         batch = replace(batch, tokens=self._announced(batch, tokens))
         committed = existing = refused = 0
-        safe = durable
+        safe, patience = durable, Patience(wait_s)
         for where, window in self._put_windows(batch, durable=durable):
-            done = await self._put_window(window, views[where], durable, wait_s)
+            done = await self._put_window(window, views[where], durable, patience)
             committed += done.committed
             existing += done.existing
             refused += done.refused
@@ -197,16 +198,17 @@ class Bulk:
         if self._session.local:
             taken = await self._in_place.take(batch, self._window_nbytes, wait_s, wanted, lease)
         else:
-            taken = await self._streams.take(batch, self._window_nbytes, wait_s, wanted)
+            patience = Patience(wait_s)
+            taken = await self._streams.take(batch, self._window_nbytes, patience, wanted)
         await self._report(batch, taken)
         return taken
 
     async def _put_window(
-        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, patience: Patience
     ) -> Committed:
         for last in (False, True):
             try:
-                return await self._mover.put(batch, records, durable, wait_s)
+                return await self._mover.put(batch, records, durable, patience)
             except SessionEnded:  # putting again is harmless: what is stored already stays
                 if last:
                     raise

@@ -17,6 +17,7 @@ from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.lookup_lease import KEEP_S, Lookup, LookupLease, leading
+from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
@@ -52,15 +53,15 @@ class InPlace:
         await self._files.settled()
 
     async def put(
-        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, patience: Patience
     ) -> Committed:
         if self._session.staging_nbytes and not durable:
-            return await self._put_staged(batch, records, wait_s)
-        lease, checksums = await self._written(batch, records, wait_s)
+            return await self._put_staged(batch, records, patience)
+        lease, checksums = await self._written(batch, records, patience)
         return await self._session.commit(lease, checksums, durable=durable)
 
     async def _put_staged(
-        self, batch: Batch, records: Sequence[Memory], wait_s: float
+        self, batch: Batch, records: Sequence[Memory], patience: Patience
     ) -> Committed:
         """Put beside a sealed arena, piece by piece: while one is written, the daemon copies the
         one before. Two are on their way at most: the next is reserved when the first is over."""
@@ -71,7 +72,7 @@ class InPlace:
 
         def reserve(number: int) -> None:
             if number < len(pieces):
-                reserving.append(asyncio.create_task(self._reserve(pieces[number][1], wait_s)))
+                reserving.append(asyncio.create_task(self._reserve(pieces[number][1], patience)))
 
         reserve(0)
         try:
@@ -124,23 +125,24 @@ class InPlace:
             await self._release_later(*leases)
 
     async def _written(
-        self, batch: Batch, records: Sequence[Memory], wait_s: float
+        self, batch: Batch, records: Sequence[Memory], patience: Patience
     ) -> tuple[int, list[int]]:
         """Reserve slots and copy records there; return the lease and the checksums."""
-        grant = await self._reserve(batch, wait_s)
+        grant = await self._reserve(batch, patience)
         return grant.lease_id, await self._filled(grant, records)
 
-    async def _reserve(self, batch: Batch, wait_s: float) -> Grant:
-        return await self._session.reserve(
-            batch.namespace_id,
-            batch.keys,
-            first_block=batch.first_block,
-            parent=batch.parent,
-            spans=batch.spans,
-            wait_s=wait_s,
-            sizes=batch.sizes,
-            tokens=batch.tokens,
-        )
+    async def _reserve(self, batch: Batch, patience: Patience) -> Grant:
+        with patience.waiting() as wait_s:
+            return await self._session.reserve(
+                batch.namespace_id,
+                batch.keys,
+                first_block=batch.first_block,
+                parent=batch.parent,
+                spans=batch.spans,
+                wait_s=wait_s,
+                sizes=batch.sizes,
+                tokens=batch.tokens,
+            )
 
     async def _filled(self, grant: Grant, records: Sequence[Memory]) -> list[int]:
         """Copy records into their slots; return the checksums. They are released if it fails."""

@@ -19,8 +19,8 @@ class Counters:
     looked_up, hits; loads, loaded; saves, saved; deleted.
     malformed: keys that are none of the engine's. too_large: beyond the bound of a page. partial:
     pages that are not full. no_room: the daemon did not take them. busy: over in_flight_max. late:
-    past the deadline of a lookup. away: the daemon was not there. unnamed: it was not known whose
-    pages they are. failed: otherwise.
+    past the deadline of a lookup or a save. away: the daemon was not there. unnamed: it was not
+    known whose pages they are. failed: otherwise.
     """
 
     looked_up: int = 0

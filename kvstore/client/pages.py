@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kvstore.client.async_client import AsyncClient
 from kvstore.client.lookup_lease import LookupLeases
@@ -22,8 +22,6 @@ from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.system.threads import outlive
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 KEYS_MAX = 1024  # of one call
 STALL_S = 0.25  # of a load without an end: is the daemon still there?
@@ -52,7 +50,8 @@ class Limits:
     lookup_deadline_s: for a lookup. After that all of it is a miss, and nothing is asked until the
         daemon has answered a ping.
     load_deadline_s: until pages are there; those that are not are misses.
-    save_deadline_s: for room in the daemon; what finds none is not stored.
+    save_deadline_s: for room in the daemon; what finds none is not stored. Nor is what is not there
+        a moment later.
     page_nbytes_max: of one page.
     from_files: pages that only the file tier has are read from the disk into the engine's memory,
         where they are whole pages of the processor's; a disk that hangs then holds them.
@@ -138,10 +137,10 @@ class Pages:
 
         self._counters.add("loads", len(places))
         fitting = self._fitting(places, pages)
+        work = _together([take(batch) for batch in _batches(fitting)])
         try:
-            await self._watched(
-                remote, _together([take(batch) for batch in _batches(fitting)]), deadline_s
-            )
+            if not await self._watched(remote, work, deadline_s):
+                raise Unavailable("the daemon did not move pages in time")
         except BaseException:
             await remote.settled()
             raise
@@ -160,9 +159,11 @@ class Pages:
         positions: of each page, if the engine tells; else they count as the start of a prefix.
         """
         saved = [False] * len(places)
+        unanswered = 0
         deadline_s = self._limits.save_deadline_s
 
         async def put(batch: Batch) -> None:
+            nonlocal unanswered
             records = [pages[at] for at in batch.at]
             namespace_id = await remote.register(batch.namespace, now=False)
             done = await remote.put(
@@ -174,14 +175,18 @@ class Pages:
                 wait_s=deadline_s,
             )
             self._counters.refuse("no_room", done.refused, "the daemon has no room")
+            unanswered -= len(batch.at)
             for at in batch.at:
                 saved[at] = not done.refused
 
         self._counters.add("saves", len(places))
         fitting = self._fitting(places, pages)
         batches = _batches(fitting, positions, once=True)
+        unanswered = sum(len(batch.at) for batch in batches)
         work = _together([put(batch) for batch in batches])
-        await self._watched(remote, work, deadline_s, ask=False)  # nobody waits for it
+        # Nobody waits for it, and to wait for room is no reason to ask.
+        if not await self._watched(remote, work, deadline_s, ask=False):
+            self._counters.refuse("late", unanswered, "the daemon did not take pages in time")
         where = {place: saved[at] for at, place in enumerate(fitting) if place and saved[at]}
         self._counters.add("saved", sum(saved))
         return [place in where for place in fitting]
@@ -214,25 +219,35 @@ class Pages:
         return fits
 
     async def _watched(
-        self, remote: AsyncClient, work: Awaitable[T], deadline_s: float, *, ask: bool = True
-    ) -> T:
-        """Wait for work that may take long; if it does, and `ask`, see whether the daemon answers.
+        self,
+        remote: AsyncClient,
+        work: Coroutine[Any, Any, None],
+        deadline_s: float,
+        *,
+        ask: bool = True,
+    ) -> bool:
+        """Wait for work that may take long. Past the deadline, and before it if `ask`, see whether
+        the daemon answers.
 
-        Raises Unavailable if not, and past the deadline: when the work has ended all the same.
+        Returns False past the deadline, and raises Unavailable if the daemon does not answer: when
+        the work has ended all the same.
         """
         task = asyncio.ensure_future(work)
         until = asyncio.get_running_loop().time() + deadline_s + STALL_S
         try:
             while not (await asyncio.wait([task], timeout=STALL_S))[0]:
                 late = asyncio.get_running_loop().time() >= until
-                if late or (ask and not await _answers(remote)):
+                if (late or ask) and not await _answers(remote):
                     await remote.doubt()
                     raise Unavailable("the daemon did not move pages in time")
+                if late and not task.done():
+                    return False
         finally:
             if not task.done():
                 task.cancel()
                 await outlive([task])
-        return task.result()
+        task.result()
+        return True
 
 
 async def connect(remote: AsyncClient) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from kvstore.client.batch import Batch
+from kvstore.client.batch import STREAM_BYTES_PER_S, Batch
 from kvstore.client.caller import DURABLE_WAIT_S, Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
+from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory, joined
 from kvstore.model.block import Committed
 from kvstore.model.checksum import checksum
@@ -28,7 +30,7 @@ class Streams:
         self._copiers = copiers
 
     async def put(
-        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, patience: Patience
     ) -> Committed:
         whole = [joined(record) for record in records]
         header = pb.PutHeader(
@@ -40,7 +42,7 @@ class Streams:
             shard=batch.part.shard,
             checksums=await self._copiers.map(checksum, whole),
             durable=durable,
-            wait_s=wait_s,
+            wait_s=patience.left_s,
             tokens=batch.tokens.packed if batch.tokens else b"",
             lora_name=batch.tokens.lora_name if batch.tokens else "",
         )
@@ -48,23 +50,28 @@ class Streams:
         def call(stub: KVStoreAsyncStub, _: int, timeout_s: float) -> Awaitable[pb.CommitReply]:
             return stub.Put(_put_messages(header, whole), timeout=timeout_s)
 
-        extra_s = wait_s + batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
-        return committed_of(
-            await self._caller.call(call, wait_s=extra_s, namespace_id=batch.namespace_id)
-        )
+        busy_s = batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
+        with patience.waiting(busy_s) as wait_s:
+            reply = await self._caller.call(
+                call, wait_s=wait_s + busy_s, namespace_id=batch.namespace_id
+            )
+        done = committed_of(reply)
+        if done.refused:  # it has waited, but nothing tells for how long
+            patience.end()
+        return done
 
     async def take(
-        self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
+        self, batch: Batch, window_nbytes: int, patience: Patience, wanted: Wanted
     ) -> list[Taken]:
         """Receive a window, then copy and verify it."""
         taken: list[Taken] = []
         for where, window in batch.windows(window_nbytes):
-            records, checksums = await self._received(window, wait_s)
+            records, checksums = await self._received(window, patience)
             taken += await self._copiers.take(records, checksums, wanted[where])
         return taken
 
     async def _received(
-        self, batch: Batch, wait_s: float
+        self, batch: Batch, patience: Patience
     ) -> tuple[list[memoryview | None], list[int]]:
         """Receive records and their checksums, unverified."""
         request = pb.GetRequest(
@@ -72,7 +79,7 @@ class Streams:
             keys=b"".join(batch.keys),
             group=batch.part.group,
             shard=batch.part.shard,
-            wait_s=wait_s,
+            wait_s=patience.left_s,
         )
 
         async def call(
@@ -80,9 +87,11 @@ class Streams:
         ) -> tuple[list[memoryview | None], list[int]]:
             return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
 
-        return await self._caller.call(
-            call, wait_s=wait_s + batch.stream_s, namespace_id=batch.namespace_id
-        )
+        began, wait_s = time.monotonic(), patience.left_s + batch.stream_s
+        received = await self._caller.call(call, wait_s=wait_s, namespace_id=batch.namespace_id)
+        nbytes = sum(len(record) for record in received[0] if record is not None)
+        patience.spend(time.monotonic() - began - nbytes / STREAM_BYTES_PER_S)
+        return received
 
 
 async def _put_messages(

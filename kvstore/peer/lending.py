@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from kvstore.model.block import Span
 from kvstore.model.errors import InvalidRequest, KVStoreError
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 IDLE_S = 90.0  # longer than the borrower keeps an idle connection
 SEND_S_MAX = 30.0  # of one answer, whatever its borrower allows
 RATE_WAIT_S_MAX = 1.0
+STOP_S_MAX = 3.0  # that a thread is waited for; where a disk hangs, it may never end
 
 
 class Lending:
@@ -115,8 +116,9 @@ class Lending:
                 await self._refuse(bulk, frame, error)
                 continue
             try:
-                with self.permit():
-                    await self._answer(bulk, frame, node)
+                with ExitStack() as held:
+                    held.enter_context(self.permit())
+                    await self._answer(bulk, frame, node, held)
             except (InvalidRequest, PeerBusy, PeerIncompatible) as error:
                 await self._refuse(bulk, frame, error)
 
@@ -141,30 +143,26 @@ class Lending:
             if not self.reads:
                 self._idle.set()
 
-    async def _answer(self, bulk: Bulk, frame: Frame, node: NodeId) -> None:
+    async def _answer(self, bulk: Bulk, frame: Frame, node: NodeId, held: ExitStack) -> None:
         """Answer one READ. Raises InvalidRequest, PeerBusy and PeerIncompatible before anything is
-        sent."""
+        sent. held: what is let go of when it has ended."""
         keys, body = decode_parts(frame.body)
         tenant = tenant_of(body.tenant)
         deadline = time.monotonic() + min(frame.timeout_s, SEND_S_MAX)
-        with self.permit_of(tenant):
-            await self.pace()
-            try:
-                loan = await self.lend(keys, body, node)
-            except KVStoreError as error:
-                await self._refuse(bulk, frame, error)
-                return
-            released = False
-            try:
-                nbytes = self.take(loan, body)
-                await self._send(bulk, frame, loan.records, deadline, node)
-                held = loan.held()
-                loan.release()
-                released = True
-            finally:
-                if not released:
-                    loan.release()
-            await self._send_held(bulk, held=held)
+        held.enter_context(self.permit_of(tenant))
+        await self.pace()
+        try:
+            loan = await self.lend(keys, body, node)
+        except KVStoreError as error:
+            await self._refuse(bulk, frame, error)
+            return
+        lent = held.enter_context(ExitStack())
+        lent.callback(loan.release)
+        nbytes = self.take(loan, body)
+        await self._send(bulk, frame, loan.records, deadline, node, held=held)
+        is_held = loan.held()
+        lent.close()
+        await self._send_held(bulk, held=is_held)
         self.note_lent(node, tenant, nbytes)
 
     @contextmanager
@@ -212,8 +210,11 @@ class Lending:
         records: Sequence[LentRecord | None],
         deadline: float,
         node: NodeId,
+        *,
+        held: ExitStack,
     ) -> None:
-        """Send head and records by a thread; it has ended when this returns or raises."""
+        """Send head and records by a thread. It has ended when this returns or raises, or else
+        `held` is its own until it has: a disk hangs."""
         sizes = [record.nbytes if record is not None else 0 for record in records]
         checksums = [record.checksum if record is not None else 0 for record in records]
         head = encode_read_head(self._instance(), sizes, checksums)
@@ -223,18 +224,23 @@ class Lending:
         bulk.lend_to_thread()
         job = self._threads.submit(dispatch.run)
         end = asyncio.wrap_future(job)
+        late = True
         try:
             await ended([end], max(0.0, deadline - time.monotonic()))
-        finally:
             late = not end.done()
+        finally:
             if late:
                 job.cancel()
                 dispatch.stop()
-                await outlive([end])
-            bulk.take_back()
+                await outlive([end], STOP_S_MAX)
+                end.add_done_callback(_known)
+            if end.done():
+                bulk.take_back()
+            else:
+                logger.warning("lending=hangs node=%s", node[:8])
+                kept = held.pop_all()
+                end.add_done_callback(lambda _: kept.close())
         if late:
-            if not end.cancelled():
-                end.exception()  # that it was stopped is known
             raise PeerSlow(f"node {node[:8]} did not read an answer in time", reason="deadline")
         try:
             end.result()
@@ -250,6 +256,12 @@ class Lending:
         if bulk.sealer is not None:
             data = bytes(bulk.sealer.seal(data, memoryview(bytearray(1 + TAG_NBYTES))))
         await bulk.send_bytes(data)
+
+
+def _known(end: asyncio.Future[None]) -> None:
+    """Take the error of a thread that was stopped: nobody else asks for it."""
+    if not end.cancelled():
+        end.exception()
 
 
 def _check_loan(loan: Loan, body: PartsBody) -> int:

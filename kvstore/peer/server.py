@@ -119,7 +119,7 @@ class PeerServer:
         self.lending.draining = True
 
     async def close(self) -> None:
-        """End everything, and wait until no thread sends any more."""
+        """End everything, and wait until no thread sends any more, unless a disk hangs."""
         if self._listener is not None:
             self._listener.close()
         links = [each for some in self._borrowers.values() for each in some]

@@ -198,7 +198,7 @@ class KeptDeletes:
             self._revision, self._renewed_at = 0, float("-inf")
             self._applied.clear()
             found = await log.read(0)
-        elif self._begun and self._now() - self._applied_at > log.token_s:
+        elif self._now() - self._applied_at > log.token_s:
             await self._drop_all("away")
         if found.deletes or claims != self._claims:  # it may have lost the token with the key
             self._renewed_at = float("-inf")

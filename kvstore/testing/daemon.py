@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 import kvstore
 from kvstore.client import Client
@@ -26,14 +26,45 @@ POLL_S = 0.01
 _SERVING = re.compile(r"node=serving .*? port=(\d+) metrics_port=(\d+)")
 
 
+class Process(Protocol):
+    """What is used here of a `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class Launch(Protocol):
+    """Starts a process; called as `subprocess.Popen` is."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        env: Mapping[str, str],
+    ) -> Process: ...
+
+
+def _launched(
+    command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env)
+
+
 class Daemon:
     """One daemon on free ports and a unix socket in a short temporary directory.
 
     overrides: as `kvstore serve --set` takes them. file: give it a file tier in that directory.
     tcp: listen on a free port of loopback as well, open to every user of the host. environment: of
-    the process, beside our own. A context manager; at its end the process and the directory are
-    gone.
+    the process, beside our own. launch: starts the process. A context manager; at its end the
+    process and the directory are gone.
     """
+
+    launch: Launch = staticmethod(_launched)
 
     def __init__(self, *overrides: str, file: bool = True, tcp: bool = False) -> None:
         # Not pytest's tmp_path: a unix socket's path has at most 107 bytes.
@@ -44,7 +75,7 @@ class Daemon:
         self.port = 0
         self.metrics_port = 0
         self.environment: dict[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         settings = [
             f"server.socket={self.socket}",
             "server.metrics_listen=127.0.0.1:0",
@@ -94,7 +125,7 @@ class Daemon:
         path = [str(Path(kvstore.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self.log.unlink(missing_ok=True)
         with self.log.open("wb") as log, self.printed.open("wb") as printed:
-            self._process = subprocess.Popen(
+            self._process = self.launch(
                 self.command("serve", *arguments),
                 stdout=printed,
                 stderr=log,

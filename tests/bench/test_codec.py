@@ -13,6 +13,7 @@ from kvstore_bench.codec.codec import CodecPlan, run
 from kvstore_bench.codec.kv import Kv, computed, dump, open_kv, read_dump
 from kvstore_bench.codec.peers import peers
 from kvstore_bench.codec.texts import TEXTS
+from kvstore_kernels.codec.coder import Coder
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.codec.reference import of_float
 from tests.cli.run import kvstore
@@ -41,6 +42,25 @@ def test_the_figures_of_a_run() -> None:
     for each in (found["l3"], found["ep"], *found["native"].values(), *found["peers"].values()):
         assert each["encode_gb_s" if "encode_gb_s" in each else "l3_encode_gb_s"] > 0
     assert found["reference"]["l3_encode_gb_s"] < found["l3"]["encode_gb_s"]
+
+
+def test_every_round_encodes_what_was_given_and_not_what_a_lossy_decode_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: dict[tuple[Coder, str], set[bytes]] = {}
+
+    def watched(name, encode):
+        def wrapper(coder, *given):
+            made = encode(coder, *given)
+            encoded.setdefault((coder, name), set()).add(b"".join(each.base for each in made))
+            return made
+
+        return wrapper
+
+    for name in ("encode_exact", "encode_lossy"):
+        monkeypatch.setattr(Coder, name, watched(name, getattr(Coder, name)))
+    run(made_up(), PLAN, lambda _: None)
+    assert {len(each) for each in encoded.values()} == {1}
 
 
 def test_every_peer_returns_what_it_was_given() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kvstore_bench.tiers.slow_daemon import slower, slower_task
-from kvstore_bench.tiers.slowed import CASES, Answered, cases
+from kvstore_bench.tiers.slowed import CASES, Answered, cases, not_loaded
 
 
 def test_a_slowed_call_takes_so_many_times_as_long_and_answers_the_same() -> None:
@@ -51,3 +51,16 @@ def test_a_case_compares_each_prompt_with_its_own_recomputing() -> None:
     *usual, last = cases(answered)
     assert {(row["ratio"], row["ratio_max"]) for row in usual} == {(0.5, 0.5)}
     assert (last["ratio"], last["ratio_max"], last["loaded_tokens"]) == (1.0, 1.5, 48)
+
+
+def test_a_case_that_loaded_nothing_passes_only_out_of_the_slow_tier() -> None:
+    rows = [
+        {"source": source, "slowed": slowed, "loaded_tokens": 0.0 if source == slowed else 96.0}
+        for source, slowed in CASES
+    ]
+    assert not_loaded(rows) == []
+    rows[0]["loaded_tokens"] = rows[3]["loaded_tokens"] = 0.0
+    assert not_loaded(rows) == [
+        "out of dram while file was slow",
+        "out of file while object was slow",
+    ]

@@ -9,11 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore import Client, InvalidRequest
+from kvstore.model.errors import Unavailable
+from kvstore.testing.daemon import Daemon
 from kvstore_bench.cli import bench
+from kvstore_bench.store import sides, store
 from kvstore_bench.store import threads as by_threads
 from kvstore_bench.store.lock import lock_held_shares
-from kvstore_bench.store.store import StorePlan, Timing, run
+from kvstore_bench.store.store import StorePlan, Timing, alternate, run
 from kvstore_kernels import native
+
+SMALL = StorePlan(2, 1 << 20, 5, match_rounds=5)
 
 
 def test_the_json_has_every_ratio_and_what_it_was_made_of(
@@ -38,6 +43,55 @@ def test_the_json_has_every_ratio_and_what_it_was_made_of(
         assert row["local_get_ratio"] == pytest.approx(speeds["get"] / speeds["memcpy"])
         assert row["local_put_ratio"] == pytest.approx(speeds["put"] / speeds["memcpy"])
     assert set(result["gil_held_s_per_gb"]) == {"get", "put"}
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_get_that_brings_nothing_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, verified: bool
+) -> None:
+    get_into = Client.get_into
+
+    def lies(client, namespace, keys, targets, *, verify=True):
+        if verify is verified:
+            return [True] * len(keys)
+        return get_into(client, namespace, keys, targets, verify=verify)
+
+    monkeypatch.setattr(Client, "get_into", lies)
+    with pytest.raises(Unavailable, match="came back wrong"):
+        run(SMALL, print)
+
+
+def test_one_of_several_clients_that_gets_nothing_is_noticed() -> None:
+    with Daemon("dram.capacity=64MiB", file=False) as daemon:
+        daemon.start()
+        with Client(daemon.target) as honest, Client(daemon.target) as lying:
+            lying.get_into = lambda namespace, keys, *_: [True] * len(keys)  # type: ignore[method-assign]
+            with pytest.raises(Unavailable, match="came back wrong: lying"):
+                sides.measure({"lying": lying, "honest": honest}, SMALL)
+
+
+def test_puts_and_gets_are_timed_in_turns_with_the_plain_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed: list[set[str]] = []
+
+    def watched(each, *rest):
+        timed.append(set(each))
+        return alternate(each, *rest)
+
+    monkeypatch.setattr(by_threads, "COUNT_S", 0.1)
+    for module in (store, by_threads):
+        monkeypatch.setattr(module, "alternate", watched)
+    run(SMALL, print)
+    by_threads.run(SMALL, [], print)
+    assert timed == [{"memcpy", "get", "get_unverified", "put"}, {"memcpy", "get", "put"}]
+
+
+def test_each_round_times_every_side_once_and_readies_those_that_need_it() -> None:
+    calls: list[str] = []
+    named = {name: lambda name=name: calls.append(name) for name in ("copy", "put")}
+    alternate(named, 2, {"put": lambda: calls.append("delete")})
+    assert calls == ["delete", "put", "copy", "copy", "delete", "put", "delete", "put", "copy"]
 
 
 @pytest.mark.parametrize("threads", ["0", "x", "65"])

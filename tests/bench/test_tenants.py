@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 from click.testing import CliRunner
 
+from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
+from kvstore_bench.tenants.noise import flooding, rising
 
 
 def test_a_sealed_arena_is_compared_with_a_direct_one() -> None:
@@ -50,3 +53,20 @@ def test_a_quiet_tenant_is_measured_alone_and_beside_noisy_ones() -> None:
     speeds = result["durable_bytes_per_s"]
     assert result["durable_2_vs_1"] == pytest.approx(speeds["all"]["p50"] / speeds["one"]["p50"])
     assert result["idle_cpu_share"] < 1.0
+
+
+@pytest.mark.parametrize(("stored", "read"), [(0, 0), (16, 0), (0, 16)])
+def test_a_flood_that_stores_or_reads_nothing_is_an_error(stored: int, read: int) -> None:
+    done = multiprocessing.Array("Q", [100, 100])  # of before
+    with pytest.raises(Unavailable, match=f"stored {stored} and read {read} records"), rising(done):
+        done[:] = [100 + stored, 100 + read]
+    with rising(done):
+        done[:] = [150, 150]
+
+
+def test_a_process_that_ends_before_it_is_at_work_is_an_error() -> None:
+    with (
+        pytest.raises(Unavailable, match="did not start"),
+        flooding(["unix:/nowhere"], 1 << 20),
+    ):
+        pass

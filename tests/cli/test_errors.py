@@ -131,6 +131,20 @@ def test_a_standard_output_that_is_full_is_said_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_cannot_be_printed_is_said_in_one_line(option: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvstore.cli", option],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
 @pytest.mark.parametrize("option", ["ping -c 2 -i nan", "ping -w nan", "top --interval nan"])
 def test_no_number_is_no_interval(option: str) -> None:
     done = kvstore(*option.split(), "--target", "127.0.0.1:1")

@@ -18,6 +18,7 @@ from kvstore.client.batch import Batch
 from kvstore.client.calls import CallStub
 from kvstore.client.copying import Copiers
 from kvstore.client.in_place import InPlace
+from kvstore.client.patience import Patience
 from kvstore.client.unreleased import UNRELEASED_MAX, Unreleased
 from kvstore.model.block import Grant
 from kvstore.rpc.status import ERROR_KEY
@@ -151,6 +152,18 @@ def test_a_put_whose_commit_fails_leaves_no_reservation(
         until(lambda: leases(client) == 0)
 
 
+def test_a_put_whose_copy_fails_leaves_no_reservation(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any) -> list[int]:
+        raise Unavailable("no thread can be started now")
+
+    monkeypatch.setattr(Copiers, "fill", failing)
+    with pytest.raises(Unavailable, match="no thread"):
+        client.put(SPACE.id, NEW_KEYS, sample_records(NEW_KEYS))
+    assert leases(client) == 0
+
+
 def test_a_commit_that_comes_too_late_leaves_nothing_in_limbo() -> None:
     with Daemon("limits.lease_s=1", file=False) as daemon, Client(daemon.start().target) as client:
         client.register(SPACE)
@@ -242,7 +255,8 @@ def test_a_put_that_is_cancelled_releases_what_its_pieces_have() -> None:
     async def put() -> None:
         batch = Batch(SPACE.id, sample_keys("pieces", 12), Part(0, 0), RECORD_NBYTES)
         records = [memoryview(each) for each in sample_records([*batch.keys])]
-        putting = asyncio.create_task(InPlace(session, copiers).put(batch, records, False, 0.0))
+        in_place, patience = InPlace(session, copiers), Patience(0.0)
+        putting = asyncio.create_task(in_place.put(batch, records, False, patience))
         await session.committing.wait()
         putting.cancel()
         await asyncio.wait([putting])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from kvstore.membership.etcd_calls import EtcdCalls
 from kvstore.membership.etcd_deletes import (
     ENTRIES_MAX,
     KEYS_MAX,
+    PAGE_ENTRIES,
     Delete,
     EtcdDeletes,
     decode_delete,
@@ -40,6 +42,8 @@ SPEC = Namespace(16, (Group("all", 64 << 10),), (("model", "kept-deletes"),))
 KEYS = KeyChain(root_key(SPEC.id), 16).update(list(range(16 * 20)))
 RECORDS = [bytes([at]) * (64 << 10) for at in range(20)]
 FLEET = "kept-" + secrets.token_hex(4)
+KEPT_S = 3600.0
+NODE = NodeId("a" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +91,14 @@ def delete(daemon: Daemon, keys: list[BlockKey]) -> None:
         client.admin.delete(SPEC.id, keys)
 
 
-def in_etcd(etcd: Etcd, work: Any) -> Any:
+def in_etcd(etcd: Etcd, work: Any, fleet: str = FLEET) -> Any:
     """Run `work(EtcdDeletes)`."""
 
     async def run() -> Any:
         settings = ClusterSettings(membership="etcd", etcd=etcd.endpoints, fleet=FLEET)
         calls = EtcdCalls(settings.endpoints, Access(settings))
         try:
-            return await work(EtcdDeletes(calls, FLEET, 3600.0))
+            return await work(EtcdDeletes(calls, fleet, KEPT_S))
         finally:
             await calls.close()
 
@@ -107,16 +111,66 @@ def test_deletes_of_one_tenant_are_not_told_to_another(etcd: Etcd) -> None:
     async def run() -> list[int]:
         calls = EtcdCalls(settings.endpoints, Access(settings))
         names = ("default", "acme", "beta")
-        logs = [EtcdDeletes(calls, "tenants", 3600.0, tenant_id(name)) for name in names]
+        logs = [EtcdDeletes(calls, "tenants", KEPT_S, tenant_id(name)) for name in names]
         try:
             await logs[1].write(SPEC.id, KEYS[:2])
-            await logs[1].renew(NodeId("a" * 32), "token")
-            assert [await log.token(NodeId("a" * 32)) for log in logs] == ["", "token", ""]
+            await logs[1].renew(NODE, "token")
+            assert [await log.token(NODE) for log in logs] == ["", "token", ""]
             return [len((await log.read(0)).deletes) for log in logs]
         finally:
             await calls.close()
 
     assert asyncio.run(run()) == [0, 1, 0]
+
+
+def granted_s(etcd: Etcd, prefix: str) -> int:
+    """Return for how long etcd keeps what is under a prefix."""
+    begin, end = (base64.b64encode(prefix.encode() + each).decode() for each in (b"", b"~"))
+    (kv,) = etcd._post(etcd.ports[0], "kv/range", {"key": begin, "range_end": end})["kvs"]
+    lease = etcd._post(etcd.ports[0], "lease/timetolive", {"ID": kv["lease"]})
+    return int(lease["grantedTTL"])
+
+
+def test_a_token_is_gone_well_before_any_delete_that_came_after_it(etcd: Etcd) -> None:
+    """The rest is for who reads deletes, applies them, and renews its token only then."""
+
+    async def work(log: EtcdDeletes) -> float:
+        await log.renew(NODE, "token")
+        await log.write(SPEC.id, KEYS[:1])
+        return log.token_s
+
+    token_s = in_etcd(etcd, work, "leases")
+    kept_s = granted_s(etcd, "/kvstore/v1/leases/deletes/")
+    assert kept_s == KEPT_S
+    assert granted_s(etcd, "/kvstore/v1/leases/applied/") == token_s <= 0.9 * kept_s
+
+
+def test_pages_are_of_one_moment_and_no_delete_is_read_twice(etcd: Etcd) -> None:
+    """Two are kept between two pages: by their names, one comes before all others, one after."""
+    late = encode_delete(Delete(SPEC.id, tuple(KEYS[:1])))
+
+    async def work(log: EtcdDeletes) -> None:
+        for _ in range(PAGE_ENTRIES + 1):
+            await log.write(SPEC.id, KEYS[1:2])
+        ask, pages = log._calls.range, 0
+
+        async def asked(request: Any, *, timeout_s: float) -> Any:
+            nonlocal pages
+            reply = await ask(request, timeout_s=timeout_s)
+            for name in ("!", "~") if not pages else ():
+                etcd.put(f"/kvstore/v1/pages/deletes/{name}", late)
+            pages += 1
+            return reply
+
+        log._calls.range = asked  # type: ignore[method-assign]
+        first = await log.read(0)
+        assert pages == 2
+        assert [each.keys for each in first.deletes] == [(KEYS[1],)] * (PAGE_ENTRIES + 1)
+        second = await log.read(first.revision)
+        assert [each.keys for each in second.deletes] == [(KEYS[0],)] * 2
+        assert (await log.read(second.deletes[-1].revision)).deletes == []
+
+    in_etcd(etcd, work, "pages")
 
 
 def both_have_all(one: Daemon, two: Daemon) -> None:

@@ -17,6 +17,7 @@ from kvstore.model.member import Member, NodeId
 from kvstore.peer.base import HeadsAsk, HeadsReply, PeerMatch
 from kvstore.peer.control import Calls
 from kvstore.peer.identity import Ourselves
+from kvstore.peer.lenders import Lenders
 from kvstore.peer.lending import Lending
 from kvstore.peer.messages import (
     KeysBody,
@@ -54,6 +55,7 @@ SPANS = (Span(Part(0, 0), 0, 4),)
 THERE = Member(NodeId("a" * 32), "1" * 16, "10.0.0.1:7702", features=("ucx",))
 HERE = Member(NodeId("b" * 32), "2" * 16, "10.0.0.2:7702", zone="rack-1", engines=("e:8000",))
 ASKED = HeadsAsk("1" * 16, level=1, since=3)
+FAILED = "this daemon has failed"  # what a peer is told of an exception that nobody expected
 
 
 class _Transport(asyncio.Transport):
@@ -86,11 +88,15 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
         await work
-        for _ in range(8):
-            await asyncio.sleep(0)
+        await _turns()
 
     asyncio.run(watched())
     assert not failed, failed
+
+
+async def _turns() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
 
 
 def mended(data: bytes) -> bytes:
@@ -107,33 +113,61 @@ def mended(data: bytes) -> bytes:
     return frames + data[at:]
 
 
-def requests(data: bytes) -> None:
-    """What a borrower sends. The first byte says whether it has said HELLO."""
+class _Registered:
+    """A mover to which all memory is registered, without the thread of a real one."""
 
-    async def serve(body: bytes) -> None:
+    version = 1
+
+    def holds(self, view: memoryview) -> bool:
+        return True
+
+    async def offer(self) -> tuple[int, bytes]:
+        return self.version, b"offer"
+
+
+def replies(data: bytes, *, greeted: bool = True) -> list[Frame]:
+    """Return what is answered to a borrower's bytes, in the order it is. greeted: after its HELLO,
+    whose answer is left out."""
+    written = bytearray()
+
+    async def serve() -> None:
         lender = MemoryLender()
         lender.register(SPACE)
         for key in KEYS:
             lender.put(SPACE, key, bytes(10))
+        lenders = Lenders.only(lender)
         ourselves = Ourselves("fuzz", lambda: THERE)
-        lending = Lending(lender, lambda: "1" * 16, serve_reads=1, refused=str)
-        peer = Borrower(ourselves, lender, lending, movers={}, on_lost=lambda _: None, refused=str)
+        lending = Lending(lenders, lambda: "1" * 16, serve_reads=1, refused=str)
+        movers: dict[str, Any] = {"ucx": _Registered()}
+        peer = Borrower(
+            ourselves, lenders, lending, movers=movers, on_lost=lambda _: None, refused=str
+        )
         transport = _Transport()
         peer.link.connection_made(transport)
-        if data[:1] != b"\0":
+        if greeted:
             peer.link.data_received(Frame(Kind.HELLO, 1, _hello(HERE)).encode())
-        for piece in (body[: len(body) // 2], body[len(body) // 2 :]):
+            del transport.written[:]
+        for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
             if not transport.closed:
                 peer.link.data_received(piece)
-        for _ in range(8):
-            await asyncio.sleep(0)
+        await _turns()
         peer.link.connection_lost(None)
+        await _turns()
         lending.close()
-        for frame in Frames().feed(bytes(transport.written)):
-            assert frame.kind in (Kind.REPLY, Kind.ERROR)
+        assert not lending.reads, "a grant outlives its link"
+        written.extend(transport.written)
 
+    _run(serve())
+    return Frames().feed(bytes(written))
+
+
+def requests(data: bytes) -> None:
+    """What a borrower sends. The first byte says whether it has said HELLO."""
     for body in {data[1:], mended(data[1:])}:
-        _run(serve(body))
+        for frame in replies(body, greeted=data[:1] != b"\0"):
+            assert frame.kind in (Kind.REPLY, Kind.ERROR)
+            if frame.kind == Kind.ERROR:
+                assert decode_refusal(frame.body).message != FAILED, "a handler has raised"
     try:
         decode_parts(data)
     except KVStoreError:

@@ -1,4 +1,5 @@
-"""What a daemon keeps beside its files: its node id, and the last known members."""
+"""What a daemon keeps beside its files: its node id, the last known members, and how far it has
+applied deletes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.membership import LastMembers, encode_member, own_node_id, state_directory
-from kvstore.membership.state_files import MEMBERS_FILE, MEMBERS_NBYTES_MAX, NODE_ID_FILE
+from kvstore.membership.state_files import (
+    DELETES_FILE,
+    DELETES_NBYTES_MAX,
+    MEMBERS_FILE,
+    MEMBERS_NBYTES_MAX,
+    NODE_ID_FILE,
+    AppliedDeletes,
+    AppliedNote,
+)
 from kvstore.model.member import check_node_id
 from kvstore.settings import load_settings
 from kvstore.testing.membership import new_member
@@ -88,3 +97,26 @@ def test_one_bad_entry_costs_no_other(tmp_path: Path) -> None:
     file = {"fleet": "default", "members": [good[0], {"node": 1}, 7, None, good[1]], "more": 1}
     (tmp_path / MEMBERS_FILE).write_text(json.dumps(file))
     assert LastMembers(tmp_path, "default").read() == members
+
+
+def test_how_far_deletes_are_applied_is_read_as_it_was_written(tmp_path: Path) -> None:
+    note = AppliedDeletes(tmp_path, "blue")
+    assert note.read() is None
+    note.write(7, ["a", "b"])
+    assert note.read() == AppliedNote("blue", 7, ["a", "b"])
+    assert AppliedDeletes(tmp_path, "green").read() is None
+
+
+@pytest.mark.parametrize(
+    "rubbish", [None, b"", b"{", b"[]", b"\xff", b"{}", b" " * (DELETES_NBYTES_MAX + 1)]
+)
+def test_rubbish_is_the_note_of_a_daemon_that_was_away_for_too_long(
+    rubbish: bytes | None, tmp_path: Path
+) -> None:
+    """No note at all is that of one that starts for the first time, and drops nothing."""
+    path = tmp_path / DELETES_FILE
+    if rubbish is None:
+        path.mkdir()  # as good as a file on a disk that gives errors
+    else:
+        path.write_bytes(rubbish)
+    assert AppliedDeletes(tmp_path, "blue").read() == AppliedNote("blue", 0, [])

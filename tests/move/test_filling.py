@@ -18,6 +18,8 @@ from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 A = chain(1)
 FIRST_BLOCKS = 4  # that are not held back
 NOWHERE = 1 << 60
+HELD_S = 10.0  # that a read is held back at most; then it fails, which ends a wait, too
+LOST_S = 3.0
 
 
 class HeldDisk(FaultyDisk):
@@ -32,7 +34,7 @@ class HeldDisk(FaultyDisk):
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         if offset >= self.held_from:
-            assert self.gate.wait(10)
+            assert self.gate.wait(HELD_S)
             if self.error is not None:
                 raise self.error
         done = super().preadv(fd, buffers, offset)
@@ -171,19 +173,22 @@ def test_a_record_that_is_wrong_is_never_said_to_be_there(node: Node, disk: Held
 
 
 def test_a_load_that_loses_its_race_ends_the_wait(node: Node, disk: HeldDisk) -> None:
-    """Computing a block takes 10 ms: the disk has much less than a second for all of them."""
+    """Computing a block takes 10 ms: the disk has much less than a second for all of them, and
+    would hold the last ones back for longer than anybody waits here."""
 
     async def work() -> None:
         grant = await acquire(node, recompute_s_per_block=0.01)
         assert grant.ready_blocks is not None
-        ready = await node.store.gets.ready(DAEMON_SESSION, grant.lease_id, len(A))
-        assert ready.over
-        assert ready.blocks < len(A)
+        for _ in ("before it has lost", "after that"):
+            asked = node.store.gets.ready(DAEMON_SESSION, grant.lease_id, len(A))
+            ready = await asyncio.wait_for(asked, LOST_S)
+            assert ready.over
+            assert ready.blocks < len(A)
         node.store.release(DAEMON_SESSION, [grant.lease_id])
-        asked = node.store.gets.acquire(
+        again = node.store.gets.acquire(
             DAEMON_SESSION, SPEC.id, A, wait_s=20.0, recompute_s_per_block=0.01
         )
-        plain = await asyncio.wait_for(asked, 10)
+        plain = await asyncio.wait_for(again, LOST_S)
         assert plain.hit_blocks <= ready.blocks, "nobody waits for the rest again"
         disk.gate.set()
 

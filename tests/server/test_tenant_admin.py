@@ -192,7 +192,8 @@ def test_an_erasure_is_no_more_than_the_least_of_its_places() -> None:
 
 
 def test_settings_that_change_while_a_tenant_comes_stay_changed() -> None:
-    settings = load_settings(None, [*TENANTS[:1], "tenants.first.certificates=engine.example"])
+    certificates = "tenants.first.certificates=engine.example"
+    settings = load_settings(None, ["file.path=", *TENANTS[:1], certificates])
 
     async def main() -> None:
         tenants = Tenants(settings, wire_store, Metrics())

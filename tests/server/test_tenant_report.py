@@ -20,7 +20,7 @@ def stats_while(happens: Callable[[Tenants], Awaitable[None]]) -> tuple[dict[str
     is called with the tenants at the first of these."""
 
     async def main() -> tuple[dict[str, Any], int]:
-        tenants = Tenants(load_settings(None, SETTINGS), wire_store, Metrics())
+        tenants = Tenants(load_settings(None, ["file.path=", *SETTINGS]), wire_store, Metrics())
         await tenants.start()
         report = asyncio.ensure_future(TenantReport(tenants).stats())
         turns = 0

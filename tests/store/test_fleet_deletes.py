@@ -77,7 +77,13 @@ class Etcd:
         self.renewed = token
 
 
-def kept_of(node: Node, etcd: Etcd, engine: Engine, note: AppliedDeletes | None) -> KeptDeletes:
+def kept_of(
+    node: Node,
+    etcd: Etcd,
+    engine: Engine,
+    note: AppliedDeletes | None,
+    now: Callable[[], float] | None = None,
+) -> KeptDeletes:
     return KeptDeletes(
         engine,  # type: ignore[arg-type]
         etcd,  # type: ignore[arg-type]
@@ -86,7 +92,7 @@ def kept_of(node: Node, etcd: Etcd, engine: Engine, note: AppliedDeletes | None)
         told=None,  # type: ignore[arg-type]
         note=note,
         metrics=node.metrics,
-        now=node.now,
+        now=now or node.now,
     )
 
 

@@ -7,10 +7,13 @@ from random import Random
 
 import pytest
 
+from kvstore.model.block import Span
+from kvstore.model.member import NodeId
+from kvstore.peer.base import Loan, PeerBusy
 from kvstore.store.lender import SOON_S, StoreLender
 from kvstore.testing.samples import sample_keys
 from tests.sim.loop import SimLoop
-from tests.store.node import SPEC, Node
+from tests.store.node import FULL, SPEC, Node
 
 KEYS = sample_keys("prefix", 4)
 
@@ -44,3 +47,22 @@ def test_one_that_does_not_lend_holds_up_only_who_asks_first(node: Node) -> None
     lender.may_lend = lambda: False
     assert asked(node, lender) == (True, pytest.approx(SOON_S, abs=SOON_S / 4))
     assert asked(node, lender) == (True, 0.0)
+
+
+def lend(node: Node, lender: StoreLender) -> Loan:
+    spans = (Span(FULL, 0, len(KEYS)),)
+    return node.run(lender.lend(SPEC.id, KEYS, spans, False, NodeId("2" * 32)))
+
+
+def test_one_that_has_not_applied_deletes_lends_no_record(node: Node) -> None:
+    """Who asks for records may have asked for the match before this daemon was registered anew."""
+    node.put(KEYS, parts=(FULL,))
+    lender, lends = node.store.lender("1" * 16), [False]
+    lender.may_lend = lambda: lends[0]
+    with pytest.raises(PeerBusy) as refusal:
+        lend(node, lender)
+    assert refusal.value.reason == "deletes"
+    lends[0] = True
+    loan = lend(node, lender)
+    assert [record is not None and record.view is not None for record in loan.records] == [True] * 4
+    loan.release()

@@ -83,7 +83,8 @@ def test_an_error_in_one_store_keeps_no_other_from_its_turn(
 ) -> None:
     monkeypatch.setattr(tenants_module, "HOUSEKEEPING_S", 0.001)
     names = ("first", "second")
-    settings = load_settings(None, [f"tenants.{name}.dram.guaranteed=8MiB" for name in names])
+    guaranteed = [f"tenants.{name}.dram.guaranteed=8MiB" for name in names]
+    settings = load_settings(None, ["file.path=", *guaranteed])
     turns = 0
 
     async def broken() -> None:
@@ -118,9 +119,8 @@ def test_an_error_in_one_store_keeps_no_other_from_its_turn(
 def test_those_who_wait_for_room_go_on_in_turn_and_are_looked_for_together() -> None:
     """20 wait for what another tenant has borrowed and leases; one look is for all of them."""
     names, wait_s = ("borrows", "waits"), 0.2
-    settings = load_settings(
-        None, ["dram.capacity=64MiB", *(f"tenants.{name}.dram.guaranteed=32MiB" for name in names)]
-    )
+    guaranteed = [f"tenants.{name}.dram.guaranteed=32MiB" for name in names]
+    settings = load_settings(None, ["file.path=", "dram.capacity=64MiB", *guaranteed])
     looks = 0
 
     async def main() -> list[int]:

@@ -12,7 +12,7 @@ import hashlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -164,8 +164,12 @@ class Copies:
         self._client.admin.delete(self._namespace, self._keys)
 
     def check(self) -> None:
-        if not np.array_equal(self._source, self._target):
-            raise Unavailable("the records came back wrong")
+        """Get the records once more, each byte over another one. Raises Unavailable."""
+        for verify in (True, False):
+            np.invert(self._source, out=self._target)  # no byte is right already
+            self.get(verify=verify)
+            if not np.array_equal(self._source, self._target):
+                raise Unavailable("the records came back wrong")
 
 
 def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
@@ -175,10 +179,10 @@ def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
             "memcpy": copies.memcpy,
             "get": copies.get,
             "get_unverified": lambda: copies.get(verify=False),
+            "put": copies.put,
         }
-        timings = alternate(sides, plan.rounds)
+        timings = alternate(sides, plan.rounds, {"put": copies.delete})
         copies.check()
-        timings |= alternate({"put": copies.put}, plan.rounds, copies.delete)
     return timings
 
 
@@ -284,9 +288,12 @@ def _fill(client: Client, namespace_id: NamespaceId, count: int) -> None:
 
 
 def alternate(
-    sides: dict[str, Callable[[], Any]], rounds: int, between: Callable[[], Any] | None = None
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    before: Mapping[str, Callable[[], Any]] | None = None,
 ) -> dict[str, Timing]:
-    """Time the sides in turns, after one untimed round."""
+    """Time the sides in turns, after one untimed round. before: what a side needs done each time,
+    untimed."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     gc.collect()
     gc.disable()
@@ -294,8 +301,8 @@ def alternate(
         for number in range(-1, rounds):
             order = list(sides.items())
             for name, side in order[::-1] if number % 2 else order:
-                if between is not None:
-                    between()
+                if before is not None and name in before:
+                    before[name]()
                 started = time.perf_counter()
                 side()
                 if number >= 0:

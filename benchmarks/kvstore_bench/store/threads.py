@@ -53,15 +53,16 @@ def _measure(target: str, plan: StorePlan) -> dict[str, Any]:
         closing(Copies(client, plan)) as copies,
     ):
         await_arena(client, plan.arena_nbytes)
-        timings = alternate({"memcpy": copies.memcpy, "get": copies.get}, plan.rounds)
-        timings |= alternate({"put": copies.put}, plan.rounds, copies.delete)
+        timed = {"memcpy": copies.memcpy, "get": copies.get, "put": copies.put}
+        timings = alternate(timed, plan.rounds, {"put": copies.delete})
+        copies.check()
 
         def put() -> None:
             copies.delete()
             copies.put()
 
-        sides = {"plain": copies.memcpy, "get": copies.get, "put": put}
-        shares = lock_held_shares(sides, plan.rounds, COUNT_S)
+        counted = {"plain": copies.memcpy, "get": copies.get, "put": put}
+        shares = lock_held_shares(counted, plan.rounds, COUNT_S)
         copies.delete()
     seconds = {name: each.p50 for name, each in timings.items()}
     return {

@@ -106,6 +106,8 @@ def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
             say("the quiet tenant alone")
             free_s = quiet.fill()
             alone = quiet.phase()
+            if not alone.hit_ratio:
+                raise Unavailable("the quiet tenant hit nothing alone: raise --dram-mib")
             say(f"the same beside {len(plan.noisy)} processes that copy memory")
             with copying(len(plan.noisy), plan.record_nbytes):
                 beside_copies = quiet.phase()
@@ -194,7 +196,9 @@ class _Quiet:
             done = self._client.put(self._cold, keys, records, durable=True, wait_s=10.0)
             if not done.durable:
                 raise Unavailable("the file tier did not take the records")
-            self._client.hints.demote(Prefix(self._cold, tuple(keys)))
+            demoted = self._client.hints.demote(Prefix(self._cold, tuple(keys))).done_blocks
+            if demoted != len(keys):
+                raise Unavailable(f"{demoted} of {len(keys)} blocks left DRAM: no file was read")
             began = time.perf_counter()
             found = self._client.get(self._cold, keys, wait_s=30.0)
             if any(record is None for record in found):

@@ -195,9 +195,12 @@ class ObjectTier:
         await self._end_upkeep()  # it would put the clock again
         deadline = self._now() + timeout_s
         erased = await self.keys.destroy(deadline)
-        names = [each.name async for page in self._requests.pages("") for each in page]
-        for start in range(0, len(names), DELETES_AT_ONCE):
-            await self._requests.delete(names[start : start + DELETES_AT_ONCE], deadline)
+        # Again until there is none: a write that was cancelled may have reached the bucket.
+        while names := [each.name async for page in self._requests.pages("") for each in page]:
+            for start in range(0, len(names), DELETES_AT_ONCE):
+                await self._requests.delete(names[start : start + DELETES_AT_ONCE], deadline)
+            if self._now() > deadline:
+                raise ObjectFailed(f"{len(names)} objects came back", reason="deadline")
         return erased
 
     async def close(self) -> None:

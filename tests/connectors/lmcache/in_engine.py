@@ -88,7 +88,7 @@ class Engine:
             pages.append(page)
         before = self.connector.counters.as_dict()
         self.manager.batched_put(keys, pages)
-        settled = ("saved", "partial", "away", "failed", "no_room")
+        settled = ("saved", "partial", "away", "failed", "no_room", "late")
         until(
             lambda: (
                 sum(self.connector.counters.as_dict()[name] - before[name] for name in settled)

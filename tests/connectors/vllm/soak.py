@@ -139,9 +139,14 @@ def _footprint(pid: int) -> dict[str, int]:
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether nothing was wrong, stuck or left behind."""
+    """Whether the cache was used, and nothing was wrong, stuck or left behind."""
     nothing = ("wrong", "stuck", "held", "leases", "limbo_bytes", "leased_bytes", "corrupt_blocks")
-    return not any(report[name] for name in nothing)
+    return not any(report[name] for name in nothing) and not unused(report)
+
+
+def unused(report: dict[str, Any]) -> list[str]:
+    """Return what there was none of. Without it the run says nothing about the cache."""
+    return [name for name in ("finished", "saved_blocks", "loads") if not report[name]]
 
 
 def main() -> None:
@@ -152,6 +157,8 @@ def main() -> None:
         make_models(Path(directory))
         report = soak(seconds, Path(directory), Path(directory))
     print(json.dumps(report, indent=2))
+    if missing := unused(report):
+        print(f"no {', no '.join(missing)}: the cache was not used", file=sys.stderr)
     sys.exit(0 if passed(report) else 1)
 
 

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.decide.index import StoredBlock
+from kvstore.decide.index import StoredBlock, StoredFrame
 from kvstore.decide.planner import Planner, Reservation
 from kvstore.model.block import Part, padded
 from kvstore.model.outcome import Reason
-from tests.decide.planner.lossy import BASES, BLOCKS, CHAINS, FINES, SPEC, record_nbytes, spans_of
+from tests.decide.planner.lossy import (
+    BASES,
+    BLOCKS,
+    CHAINS,
+    FINES,
+    SPEC,
+    OnDisk,
+    record_nbytes,
+    spans_of,
+)
 from tests.decide.planner.spaces import CountingSpace, at_once
 
 KEYS = CHAINS[0]
 LOSSY = 1  # the first block that has fine parts: block 0 is exact
-WRITER = 1
+WRITER, ANOTHER = 1, 2
 
 
-def planner_with_a_prefix() -> Planner:
-    planner = Planner(CountingSpace(1 << 20), CountingSpace(1 << 20), now=lambda: 0.0)
+def planner_with_a_prefix(*, write_fine_parts: bool = True) -> Planner:
+    planner = Planner(
+        CountingSpace(1 << 20),
+        CountingSpace(1 << 20),
+        now=lambda: 0.0,
+        write_fine_parts=write_fine_parts,
+    )
     planner.eviction.fine_parts.resize(1 << 20)
     planner.index.register(SPEC)
     spans = spans_of(BASES, BLOCKS, fine=True)
@@ -41,6 +55,16 @@ def block_of(planner: Planner, index: int) -> StoredBlock:
     block = planner.index.by_key(KEYS[index])
     assert block is not None
     return block
+
+
+def find(planner: Planner, part: Part, writer: int) -> StoredFrame:
+    """Find a writer's record of the lossy block on a disk that is back."""
+    file, nbytes = planner._ledger._file, record_nbytes(part, LOSSY, writer)
+    assert file is not None
+    there = OnDisk(
+        part, 100, LOSSY, KEYS[LOSSY - 1], (nbytes,), ((0, KEYS[LOSSY], nbytes, writer),)
+    )
+    return there.index(planner, file.allocate(there.nbytes))
 
 
 def drop_fine(planner: Planner, index: int, part: Part) -> None:
@@ -82,3 +106,27 @@ def test_a_lossy_block_that_leaves_the_files_is_counted_though_its_fine_part_had
     assert planner.stored.framed == 0
     assert planner.counts.evicted_file == BLOCKS
     assert planner.counts.left["file", Reason.EVICTED] == BLOCKS
+
+
+def test_a_base_of_another_writer_that_a_disk_has_costs_the_fine_part_of_the_one_before() -> None:
+    planner = planner_with_a_prefix()
+    block, writers = block_of(planner, LOSSY), dict.fromkeys((*BASES, *FINES), WRITER)
+    find(planner, BASES[0], WRITER)
+    assert {record.part: record.checksum for record in block.records} == writers
+    find(planner, BASES[1], ANOTHER)
+    del writers[FINES[1]]
+    writers[BASES[1]] = ANOTHER
+    assert {record.part: record.checksum for record in block.records} == writers
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_of_a_lost_disk_fine_parts_are_written_to_another_one_if_files_keep_them(
+    *, kept: bool
+) -> None:
+    planner = planner_with_a_prefix(write_fine_parts=kept)
+    write_all(planner)
+    for fine in FINES:
+        find(planner, fine, WRITER)
+    at_once(planner.recovery.withdraw(lambda _: True))
+    written = {write.part for write in planner.writes.take(1 << 30)}
+    assert written == {*BASES, *(FINES if kept else ())}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstore.decide.planner import Planner, Reservation
 from kvstore.decide.planner.reads import LARGE_LOAD_NBYTES
 from kvstore.decide.policy import WriteBudget
@@ -233,6 +235,38 @@ def test_a_rotten_copy_that_is_being_read_does_not_cost_the_newer_one_found_mean
     assert resident(node, chain_of(4)) == 1
     assert found(node, chain_of(4), 7, sequence=1).blocks == {}
     assert node.file.live == {newer.extent}
+
+
+@pytest.mark.parametrize("corrupt", [False, True])
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_what_is_read_of_a_record_that_is_gone_meanwhile_is_nobodys(
+    how: str, *, corrupt: bool
+) -> None:
+    node = Node(dram_records=3)
+    keys, spans = chain_of(3), (Span(PARTS[0], 0, 3),)
+    found(node, keys, 7, sequence=1)
+    (read,) = node.planner.reads.plan(SPEC.id, keys, spans)
+    newer = found(node, keys, 8, sequence=2) if how == "replaced" else None
+    if newer is None:
+        node.planner.delete(SPEC.id, keys)
+    node.planner.reads.done(read, read.positions if corrupt else [], corrupt=corrupt)
+    records = node.planner.find(SPEC.id, keys, spans)
+    assert [record and record.checksum for record in records] == [8 if newer else None] * 3
+    assert resident(node, keys) == 0
+    assert node.file.live == ({newer.extent} if newer else set())
+    assert node.put(CHAINS[0][:3]) == 0, "every slot is free"
+
+
+def test_what_the_arena_has_of_a_lost_disk_is_written_to_another_one() -> None:
+    node = Node(dram_records=4)
+    node.put(chain_of(6)[:4])
+    node.write_all()
+    found(node, chain_of(6), 7, sequence=2)  # of two blocks, files have the only copy
+    at_once(node.planner.recovery.withdraw(lambda _: True))
+    assert not node.file.live
+    assert [block.key for write in node.write_all() for block in write.blocks] == chain_of(6)[:4]
+    assert [block.framed_parts for block in node.planner.index] == [1] * 4
+    assert node.planner.dirty.settled(node.planner.dirty.last)
 
 
 def test_room_on_a_disk_is_not_paid_for_by_another_that_has_nothing_newer() -> None:

@@ -124,7 +124,9 @@ class PlannerMachine(RuleBasedStateMachine):
         extent = self.file.allocate(count * RECORD)
         if extent is None:
             return
-        keys = chain[begin : begin + count]
+        keys, spans = chain[begin : begin + count], (Span(part, 0, count),)
+        records = self.planner.find(SPEC.id, keys, spans)
+        before = [record.frame if record is not None else None for record in records]
         frame = StoredFrame(extent, part, 0, (RECORD,) * count, self.sequence - age)
         self.planner.recovery.add(
             SPEC.id,
@@ -133,14 +135,14 @@ class PlannerMachine(RuleBasedStateMachine):
             first_block=begin,
             parent=chain[begin - 1] if begin else None,
         )
-        for record in self.planner.find(SPEC.id, keys, (Span(part, 0, count),)):
+        for held, record in zip(before, self.planner.find(SPEC.id, keys, spans), strict=True):
             assert record is not None
-            assert record.frame is not None
             assert not record.dirty
-            if record.frame is frame:
-                assert record.checksum == checksum
+            if held is not None and held.sequence >= frame.sequence:
+                assert record.frame is held
             else:
-                assert record.frame.sequence >= frame.sequence
+                assert record.frame is frame
+                assert record.checksum == checksum
         self.deleted -= set(keys)
 
     @rule(half=st.integers(0, 1))

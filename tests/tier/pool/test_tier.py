@@ -6,9 +6,11 @@ import asyncio
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from kvstore.testing.mooncake import INSTALL, Mooncake, has_mooncake
 from kvstore.tier.pool import PoolFailed, PoolRecord, PoolTier, PoolWrite, namespace_pattern
 from kvstore.tier.pool import client as pool_client
 from kvstore.tier.pool import process as pool_process
+from kvstore.tier.pool import tier as pool_tier
 from kvstore.tier.pool.messages import Operation
 
 pytestmark = pytest.mark.skipif(not has_mooncake(), reason=INSTALL)
@@ -152,6 +155,45 @@ def test_a_delete_is_confirmed_when_no_put_can_end_any_more(mooncake: Mooncake) 
             mooncake.revoke(name)
             await removing
             assert not mooncake.exists(name)
+
+    asyncio.run(course())
+
+
+@pytest.mark.parametrize("what", ["get", "put"])
+def test_who_is_cancelled_returns_when_no_thread_copies_any_more(
+    mooncake: Mooncake, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    copies, go_on = threading.Event(), threading.Event()
+    name = "_take_in" if what == "get" else "_lay_out"
+    work = getattr(pool_tier, name)
+
+    def held(*args: object) -> object:
+        copies.set()
+        go_on.wait(LONG_S)
+        return work(*args)
+
+    async def course() -> None:
+        target = memoryview(bytearray(NBYTES))
+        async with opened(mooncake) as tier:
+            await put(tier, 0)
+            monkeypatch.setattr(pool_tier, name, held)
+            asked: Coroutine[Any, Any, object] = (
+                tier.get([(record(0), target)], soon())
+                if what == "get"
+                else tier.put([write(1)], soon())
+            )
+            call = asyncio.create_task(asked)
+            try:
+                await until(copies.is_set)
+                for _ in range(3):
+                    call.cancel()
+                    await asyncio.wait([call], timeout=0.05)
+                    assert not call.done()
+            finally:
+                go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert bytes(target) == (content(0) if what == "get" else bytes(NBYTES))
 
     asyncio.run(course())
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvstore.testing.disks import failing
-from kvstore.tier.file import Devices, DeviceState, DiskFailed
+from kvstore.tier.file import Devices, DeviceState, DiskFailed, Placed
 from kvstore.tier.file.devices import tombstones
-from tests.tier.file.devices.several import fill_both, on, state_of, two
-from tests.tier.file.frames import MIB, FrameIndex, bury, expected, put_on
+from tests.tier.file.devices.several import HANG_S, fill_both, on, quick, state_of, two
+from tests.tier.file.frames import MIB, FrameIndex, bury, expected, put_on, run
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -163,5 +163,39 @@ def test_a_delete_that_one_device_could_not_take_is_known_to_it_before_it_is_wel
         shutil.rmtree(tmp_path / other)  # the device that had taken it dies
         async with two(tmp_path) as (_, index, _):
             assert set(index.live) == set(expected(dict.fromkeys("bcdef", 0)))
+
+    asyncio.run(main())
+
+
+def test_a_device_is_taken_in_after_the_runs_that_its_tombstones_would_kill(tmp_path: Path) -> None:
+    """A run that is put anew after the delete, and written meanwhile, has a lower number than the
+    tombstone that the device gets now. It may not land there; what begins later may."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (tier, index, _):
+            await fill_both(tier, index, "abcdef")
+        (tmp_path / "b").rename(tmp_path / "gone")
+        async with two(tmp_path, disks=quick(), hang_s=HANG_S) as (tier, index, _):
+            with pytest.raises(DiskFailed):
+                await bury(tier, index, "abcdef")
+            under_way = tier.sequences.begin_runs(1)
+            (tmp_path / "gone").rename(tmp_path / "b")
+            await index.until(lambda: tier.devices[1].is_numbered)
+            (later,) = tier.sequences.begin_runs(1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await index.until(lambda: tier.devices[1].mount is not None)
+            tier.sequences.end_runs(under_way)
+            await index.until(lambda: state_of(tier, 1) is DeviceState.OK)
+            header, payload = run(later, "a")
+            mount = tier.devices[1].mount
+            assert mount is not None
+            extent = mount.tier.frames.allocate(header.nbytes)
+            assert extent is not None
+            place = Placed(mount, extent)
+            await tier.frames.write(place, [tier.frames.encode(place, header), *payload])
+            assert await tier.frames.sync([place]) == {}
+        async with two(tmp_path) as (_, index, _):
+            assert set(index.live) == set(expected({"a": 0}))
 
     asyncio.run(main())
