@@ -14,13 +14,13 @@ from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
 from kvstore.client.lookup_lease import Lookup, LookupLease
-from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory, Pieces, nbytes_of
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, Span, check_keys
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded
 from kvstore.model.tokens import TOKEN_NBYTES, TOKENS_NBYTES_MAX, BlockTokens
+from kvstore.system.patience import Patience
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.lookup_lease import KEEP_S, Lookup, LookupLease, leading
-from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
 from kvstore.model.errors import Incompatible
+from kvstore.system.patience import Patience
 from kvstore.system.threads import outlive
 
 logger = logging.getLogger(__name__)

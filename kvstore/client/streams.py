@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kvstore.client.batch import STREAM_BYTES_PER_S, Batch
 from kvstore.client.caller import DURABLE_WAIT_S, Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
-from kvstore.client.patience import Patience
 from kvstore.client.pieces import Memory, joined
 from kvstore.model.block import Committed
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible, InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.system.patience import Patience
 from kvstore.transport.chunks import Scatter, gather
 from kvstore.transport.messages import committed_of
 

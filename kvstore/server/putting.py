@@ -20,6 +20,7 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.store.store import Store
+from kvstore.system.patience import Patience
 from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import parent_of
 
@@ -42,7 +43,7 @@ class Putting:
         self._keys = keys
         self._part = Part(header.group, header.shard)
         self._record_nbytes = namespace.fixed_nbytes(self._part)
-        self._wait_s = wait_s
+        self._patience = Patience(wait_s)
         self._ends: list[int] = []  # of the grants, in keys
         self._targets: list[memoryview | None] = [None] * len(keys)
         self._scatter = Scatter(self._targets, self._record_nbytes)
@@ -68,17 +69,16 @@ class Putting:
         if fitting <= begin:
             return
         end = min(end, fitting)
-        before = asyncio.get_running_loop().time()
-        grant = await self._store.puts.reserve(
-            DAEMON_SESSION,
-            NamespaceId(self._header.namespace_id),
-            self._keys[begin:end],
-            first_block=self._header.first_block + begin,
-            parent=self._keys[begin - 1] if begin else parent_of(self._header.parent),
-            spans=(Span(self._part, 0, end - begin),),
-            wait_s=self._wait_s,
-        )
-        self._wait_s = max(0.0, self._wait_s - (asyncio.get_running_loop().time() - before))
+        with self._patience.waiting() as wait_s:
+            grant = await self._store.puts.reserve(
+                DAEMON_SESSION,
+                NamespaceId(self._header.namespace_id),
+                self._keys[begin:end],
+                first_block=self._header.first_block + begin,
+                parent=self._keys[begin - 1] if begin else parent_of(self._header.parent),
+                spans=(Span(self._part, 0, end - begin),),
+                wait_s=wait_s,
+            )
         self.grants.append(grant)
         self._ends.append(end)
         for index, slot in enumerate(grant.slots, begin):

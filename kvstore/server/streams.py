@@ -21,6 +21,7 @@ from kvstore.server.putting import Putting
 from kvstore.server.stream_bounds import STALL_S, Held, Room, Turns, in_time
 from kvstore.store.store import Store
 from kvstore.system.bandwidth import Lane
+from kvstore.system.patience import Patience
 
 WINDOW_NBYTES = 1 << 20
 # gRPC holds a message several times for as long as nobody reads it, and cannot be told to drop it.
@@ -112,13 +113,14 @@ class Streams:
     ) -> AsyncIterator[pb.GetReply]:
         """Answer window by window. Its lease ends before anything of it is sent."""
         record_nbytes = namespace.fixed_nbytes(Part(request.group, request.shard))
+        patience = Patience(wait_s)
         step = max(1, WINDOW_NBYTES // record_nbytes)
         async with self._gets.turn():
             for start in range(0, len(keys), step):
                 some = keys[start : start + step]
                 held = await self._copied.take(len(some) * record_nbytes, ROOM_S)
                 with contextlib.closing(_Sending(held)) as sending:
-                    yield await self._fill(sending, request, some, record_nbytes, wait_s)
+                    yield await self._fill(sending, request, some, record_nbytes, patience)
                     while chunk := sending.next_chunk():
                         if self.lane is not None:
                             await self.lane.take(len(chunk))
@@ -131,17 +133,18 @@ class Streams:
         request: pb.GetRequest,
         keys: Sequence[BlockKey],
         record_nbytes: int,
-        wait_s: float,
+        patience: Patience,
     ) -> pb.GetReply:
         """Copy records of `keys` to be sent; return the header that goes before them."""
         namespace_id = NamespaceId(request.namespace_id)
-        grant = await self._store.gets.acquire(
-            DAEMON_SESSION,
-            namespace_id,
-            keys,
-            wait_s=wait_s,
-            spans=(Span(Part(request.group, request.shard), 0, len(keys)),),
-        )
+        with patience.waiting() as wait_s:
+            grant = await self._store.gets.acquire(
+                DAEMON_SESSION,
+                namespace_id,
+                keys,
+                wait_s=wait_s,
+                spans=(Span(Part(request.group, request.shard), 0, len(keys)),),
+            )
         try:
             found, sending.data = await asyncio.to_thread(self._copy_out, grant, record_nbytes)
         finally:

@@ -18,10 +18,10 @@ from kvstore.client.batch import Batch
 from kvstore.client.calls import CallStub
 from kvstore.client.copying import Copiers
 from kvstore.client.in_place import InPlace
-from kvstore.client.patience import Patience
 from kvstore.client.unreleased import UNRELEASED_MAX, Unreleased
 from kvstore.model.block import Grant
 from kvstore.rpc.status import ERROR_KEY
+from kvstore.system.patience import Patience
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

@@ -19,10 +19,10 @@ from kvstore.client.copying import Copiers
 from kvstore.client.in_place import InPlace
 from kvstore.client.page_counters import Counters
 from kvstore.client.pages import Limits, Pages, Place
-from kvstore.client.patience import Patience
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
 from kvstore.model.block import Committed, Grant
+from kvstore.system.patience import Patience
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -34,7 +34,8 @@ SPACE = sample_namespace("room", NBYTES)
 SMALL = sample_namespace("small", 128)
 KEYS = sample_keys("room", 4 * WINDOW_NBYTES // NBYTES)  # four windows
 RECORD = memoryview(bytes(NBYTES))
-WAIT_S = 0.3
+WAIT_S = 0.8
+MOST_S = 3 * WAIT_S  # for one wait and a busy machine; four waits take longer
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,13 @@ def test_a_put_of_many_windows_waits_as_long_as_one(client: Client) -> None:
     done = client.put(SPACE.id, KEYS, [RECORD] * len(KEYS), wait_s=WAIT_S)
     took_s = time.monotonic() - began
     assert done.refused == len(KEYS)
-    assert WAIT_S <= took_s < 2.5 * WAIT_S
+    assert WAIT_S <= took_s < MOST_S
 
 
 def test_a_save_that_finds_no_room_does_not_take_the_daemon_for_gone(client: Client) -> None:
     counters, began = Counters(), time.monotonic()
     assert save(client, counters) == [False] * len(KEYS)
-    assert time.monotonic() - began < 2.5 * WAIT_S
+    assert time.monotonic() - began < MOST_S
     assert client.available
     assert client._client.breaker_trips == 0
     assert counters.no_room + counters.late == len(KEYS)
@@ -155,7 +156,7 @@ def test_the_pieces_of_a_staged_put_wait_as_long_as_one() -> None:
 def test_a_get_over_streams_waits_as_long_for_all_windows_as_for_one(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[float] = []
+    wait_s, waits = 0.3, list[float]()
     received, read_stream = Streams._received, streams_module._read_stream
 
     async def noted(streams: Streams, batch: Batch, patience: Patience) -> Any:
@@ -175,12 +176,12 @@ def test_a_get_over_streams_waits_as_long_for_all_windows_as_for_one(
         try:
             namespace_id = await client.register(SMALL)
             await client.put(namespace_id, keys[:1], sample_records(keys[:1], 128))
-            return await client.get(namespace_id, keys, wait_s=WAIT_S)
+            return await client.get(namespace_id, keys, wait_s=wait_s)
         finally:
             await client.close()
 
     got = asyncio.run(get())
     assert got[:2] == [*sample_records(keys[:1], 128), None]
-    assert waits[0] == WAIT_S
-    assert waits[1] <= WAIT_S - 0.19
+    assert waits[0] == wait_s
+    assert waits[1] <= wait_s - 0.19
     assert waits[2] == 0.0
