@@ -175,12 +175,12 @@ def test_who_is_cancelled_returns_when_no_thread_copies_any_more(
     async def course() -> None:
         target = memoryview(bytearray(NBYTES))
         async with opened(mooncake) as tier:
-            await put(tier, 0)
+            await put(tier, 40)  # no other test has damaged it
             monkeypatch.setattr(pool_tier, name, held)
             asked: Coroutine[Any, Any, object] = (
-                tier.get([(record(0), target)], soon())
+                tier.get([(record(40), target)], soon())
                 if what == "get"
-                else tier.put([write(1)], soon())
+                else tier.put([write(41)], soon())
             )
             call = asyncio.create_task(asked)
             try:
@@ -193,7 +193,7 @@ def test_who_is_cancelled_returns_when_no_thread_copies_any_more(
                 go_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            assert bytes(target) == (content(0) if what == "get" else bytes(NBYTES))
+            assert bytes(target) == (content(40) if what == "get" else bytes(NBYTES))
 
     asyncio.run(course())
 
