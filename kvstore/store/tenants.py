@@ -201,13 +201,14 @@ class Tenants:
             raise failed
 
     async def _keep_house(self) -> None:
-        """Look after all stores in one task: the busy ones each time, the others in turns."""
+        """Look after all stores in one task: the busy ones each time, the others now and then, one
+        after the other: each for itself would find cold caches."""
         turn = 0
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             turn += 1
-            for at, tenant in enumerate(self):
-                if tenant.store.is_busy or (at + turn) % IDLE_TURNS == 0:
+            for tenant in self:
+                if turn % IDLE_TURNS == 0 or tenant.store.is_busy:
                     await self._keep_one(tenant)
                     await asyncio.sleep(0)  # others' turn
 
