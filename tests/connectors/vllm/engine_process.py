@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from kvstore.testing.wait import until
-from tests.connectors.vllm import in_worker
+from tests.connectors.vllm import in_worker, latent_kernels
 from tests.connectors.vllm.traffic import Traffic, reference
 
 SAVED_WITHIN_S = 10.0
@@ -34,6 +34,8 @@ class Engine:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
+        if os.environ.get(latent_kernels.TORCH_KERNELS) == "1":
+            latent_kernels.install()  # processes that are forked have them, too
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
             options.setdefault("distributed_executor_backend", "uni")
         defaults = {
