@@ -32,7 +32,7 @@ from kvstore.move.recall import Recall
 from kvstore.move.retry import RETRY_S, Retry
 from kvstore.move.run_encoding import CorruptRun, encode_write
 from kvstore.move.tombstones import tombstones
-from kvstore.system.background import keep_running
+from kvstore.system.background import keep_running, next_beat
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, DiskFailed, DiskFull, Mount, Placed
 
@@ -228,7 +228,7 @@ class WriteBehind:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S):
+                async with asyncio.timeout_at(next_beat(RETRY_S)):
                     await self._wake.wait()
             self._wake.clear()
             if not self.recall.unrecalled_runs:

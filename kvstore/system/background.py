@@ -34,3 +34,10 @@ async def keep_running(
             logger.exception("task=failed name=%s again_s=%.0f", name, again_s)
         await asyncio.sleep(again_s)
         again_s = min(2 * again_s, AGAIN_S_MAX)
+
+
+def next_beat(period_s: float) -> float:
+    """Return when the loop's clock is next at a multiple of a period. Tasks of many tenants that
+    wait for the same beat are woken together: each for itself would find cold caches."""
+    now = asyncio.get_running_loop().time()
+    return (now // period_s + 1) * period_s

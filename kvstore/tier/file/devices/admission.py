@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from kvstore.model.errors import ConfigError, KVStoreError
-from kvstore.system.background import keep_running
+from kvstore.system.background import keep_running, next_beat
 from kvstore.tier.file.devices import roster
 from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.devices.sequences import Sequences
@@ -171,10 +171,11 @@ class Admission:
 
     async def _keep_house(self) -> None:
         while True:
+            pause_s = next_beat(self._tick_s) - asyncio.get_running_loop().time()
             began = time.monotonic()
-            await asyncio.sleep(self._tick_s)
+            await asyncio.sleep(pause_s)
             # While this process was stopped, it did not wait for a device.
-            late_s = time.monotonic() - began - self._tick_s
+            late_s = time.monotonic() - began - pause_s
             for mount in self.mounts:
                 waited_s = mount.device.watch.oldest_s
                 if waited_s - late_s > self._hang_s:
