@@ -70,13 +70,17 @@ def check_head_shards(head_shards: int) -> None:
 
 
 def check_sleep_mode(model_config: Any) -> None:
-    """Raise Incompatible if an engine may sleep, and its vLLM would not tell the connector."""
-    sleeps = getattr(model_config, "enable_sleep_mode", False)
-    if sleeps and not hasattr(base.KVConnectorBase_V1, "unregister_kv_caches"):
-        raise Incompatible(
-            "this vLLM does not tell a connector that it unmaps the KV cache to sleep, so a save "
-            "might read it then; use vLLM 0.33 or newer, or drop --enable-sleep-mode"
-        )
+    """Raise Incompatible if an engine may sleep, and its vLLM would not tell the connector. With
+    the cumem allocator, an engine sleeps when it is told to, whatever it was started for."""
+    if hasattr(base.KVConnectorBase_V1, "unregister_kv_caches"):
+        return
+    for field in ("enable_sleep_mode", "enable_cumem_allocator"):
+        if getattr(model_config, field, False):
+            raise Incompatible(
+                "this vLLM does not tell a connector that it unmaps the KV cache to sleep, so a "
+                f"save might read it then; use vLLM 0.33 or newer, or drop "
+                f"--{field.replace('_', '-')}"
+            )
 
 
 def hash_block_size(kv_cache_config: KVCacheConfig) -> int | None:

@@ -28,7 +28,8 @@ NODE_ID_FILE = "node_id"
 MEMBERS_FILE = "members.json"
 DELETES_FILE = "deletes.json"
 MEMBERS_NBYTES_MAX = 8 << 20
-DELETES_NBYTES_MAX = 4096
+DELETES_NBYTES_MAX = 16384
+OTHERS_MAX = 8  # fleets that a daemon was in before
 NODE_ID_NBYTES_MAX = 64
 
 
@@ -96,11 +97,13 @@ class LastMembers:
 
 class AppliedNote(msgspec.Struct, frozen=True):
     """How far this daemon has applied the fleet's deletes. tokens: one of them is in etcd for as
-    long as every delete since is."""
+    long as every delete since is. others: of the fleets that it was in before, the last one first:
+    if it comes back, its files have what was deleted there meanwhile."""
 
     fleet: str
     revision: int
     tokens: list[str]
+    others: list[AppliedNote] = []
 
 
 class AppliedDeletes:
@@ -109,21 +112,30 @@ class AppliedDeletes:
     def __init__(self, directory: Path, fleet: str) -> None:
         self._path = directory / DELETES_FILE
         self._fleet = fleet
+        self._others: list[AppliedNote] | None = None  # None: not read yet
 
     def read(self) -> AppliedNote | None:
         """Return the note; None if there is none. One that cannot be read has no token, so it is
         that of a daemon that was away for too long."""
+        found = self._read()
+        each = [found, *found.others] if found is not None else []
+        notes = [msgspec.structs.replace(note, others=[]) for note in each]
+        self._others = [note for note in notes if note.fleet != self._fleet][:OTHERS_MAX]
+        return next((note for note in notes if note.fleet == self._fleet), None)
+
+    def _read(self) -> AppliedNote | None:
         data = read_note(self._path, DELETES_NBYTES_MAX)
         if data is None:
             return AppliedNote(self._fleet, 0, []) if self._path.exists() else None
         try:
-            found = msgspec.json.decode(data, type=AppliedNote)
+            return msgspec.json.decode(data, type=AppliedNote)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             logger.warning("file=broken path=%s error=%r", self._path, str(error)[:200])
             return AppliedNote(self._fleet, 0, [])
-        return found if found.fleet == self._fleet else None
 
     def write(self, revision: int, tokens: Iterable[str]) -> None:
         """Replace the note. What keeps it from being written is logged."""
-        note = AppliedNote(self._fleet, revision, list(tokens))
+        if self._others is None:
+            self.read()
+        note = AppliedNote(self._fleet, revision, list(tokens), self._others or [])
         write_note(self._path, msgspec.json.encode(note) + b"\n")

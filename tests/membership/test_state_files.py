@@ -16,6 +16,7 @@ from kvstore.membership.state_files import (
     MEMBERS_FILE,
     MEMBERS_NBYTES_MAX,
     NODE_ID_FILE,
+    OTHERS_MAX,
     AppliedDeletes,
     AppliedNote,
 )
@@ -105,6 +106,22 @@ def test_how_far_deletes_are_applied_is_read_as_it_was_written(tmp_path: Path) -
     note.write(7, ["a", "b"])
     assert note.read() == AppliedNote("blue", 7, ["a", "b"])
     assert AppliedDeletes(tmp_path, "green").read() is None
+
+
+def test_the_notes_of_the_fleets_before_stay(tmp_path: Path) -> None:
+    """Who comes back has in its files what was deleted meanwhile."""
+    fleets = [f"fleet-{number}" for number in range(OTHERS_MAX + 1)]
+    for number, fleet in enumerate(fleets):
+        for _ in range(3):  # each start of a daemon, and of each some
+            note = AppliedDeletes(tmp_path, fleet)
+            note.write(number, ["first"])
+            note.write(number, ["token" * 20] * 17)
+    for number, fleet in enumerate(fleets):
+        found = AppliedDeletes(tmp_path, fleet).read()
+        assert found == AppliedNote(fleet, number, ["token" * 20] * 17)
+    AppliedDeletes(tmp_path, "blue").write(1, [])
+    assert AppliedDeletes(tmp_path, fleets[0]).read() is None
+    assert AppliedDeletes(tmp_path, fleets[1]).read() is not None
 
 
 @pytest.mark.parametrize(

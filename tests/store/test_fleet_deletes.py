@@ -247,6 +247,28 @@ def test_who_was_away_for_too_long_drops_its_files_once(tmp_path: Path) -> None:
         assert node.get(A) == 16
 
 
+@pytest.mark.usefixtures("soon")
+def test_who_was_in_another_fleet_for_too_long_drops_its_files(tmp_path: Path) -> None:
+    AppliedDeletes(tmp_path, "default").write(5, ["gone since"])
+    AppliedDeletes(tmp_path, "another").write(3, ["there"])
+    with Node(tmp_path / "a") as node:
+        node.put(A, durable=True, wait_s=5.0)
+        kept = kept_of(node, Etcd(), Engine(), AppliedDeletes(tmp_path, "default"))
+        node.run(kept.start())
+        assert kept.current
+        assert node.get(A) == 0
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_joins_another_fleet_keeps_its_files(tmp_path: Path) -> None:
+    AppliedDeletes(tmp_path, "another").write(3, ["there"])
+    with Node(tmp_path / "a") as node:
+        node.put(A, durable=True, wait_s=5.0)
+        kept = kept_of(node, Etcd(), Engine(), AppliedDeletes(tmp_path, "default"))
+        node.run(kept.start())
+        assert node.get(A) == 16
+
+
 # ---- the token -----------------------------------------------------------------------------------
 
 

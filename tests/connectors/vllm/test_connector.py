@@ -312,8 +312,12 @@ def test_sleep_mode_is_refused_where_vllm_does_not_say_when_it_begins(vllm, monk
         vllm.compat.check_sleep_mode(asleep)
     with pytest.raises(Incompatible, match="unmaps the KV cache to sleep"):
         make_connector(vllm, "WORKER", sleeps=True)
+    unmapped_when_told = SimpleNamespace(enable_sleep_mode=False, enable_cumem_allocator=True)
+    with pytest.raises(Incompatible, match=r"newer, or drop --enable-cumem-allocator$"):
+        vllm.compat.check_sleep_mode(unmapped_when_told)
     base.unregister_kv_caches = lambda self: None
     vllm.compat.check_sleep_mode(asleep)
+    vllm.compat.check_sleep_mode(unmapped_when_told)
 
 
 def test_scales_that_differ_between_engines_are_refused(vllm):
