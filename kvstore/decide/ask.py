@@ -32,6 +32,7 @@ class Ask:
     early: bool = False  # it takes slots that are still read into
     waits: Waits = field(default_factory=lambda: Waits(float), compare=False)  # what it waited for
     tells_pace: bool = False  # the client itself did
+    is_guest: bool = False  # of another tenant: what it found is all that is noted
 
     @property
     def look_until(self) -> float:

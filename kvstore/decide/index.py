@@ -7,6 +7,8 @@ lock. Nothing here knows a policy, a deadline or a byte of payload.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 
 from kvstore.decide.changed import Changed, place_of
 from kvstore.decide.heads import Heads
@@ -24,6 +26,7 @@ from kvstore.decide.stored import (
     StoredFrame,
     StoredPart,
 )
+from kvstore.decide.walks import ORDER_MAX, Walks
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot, padded
 
 __all__ = [
@@ -49,44 +52,39 @@ class Index:
         self.rows = rows if rows is not None else Rows()
         self._keeper = self.rows.keeper()
         self._blocks = Resting(self.rows)
-        self._orders = self.rows.column("I")
-        self._added = 0  # modulo 2**32: the order is of no more than some callers' comfort
+        self.walks = Walks(self.rows, self._keeper, self._blocks)
         self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
         self._sizes: dict[int, int] = {}  # and for each of some sizes: see `own_size`
         self.namespaces = Namespaces()
         self.heads: Heads | None = None  # told to other hosts, if there are some
         self.changed: Changed | None = None  # told to routers, if somebody announces
+        self._noted: list[list[BlockKey]] = []  # see `noting`
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __iter__(self) -> Iterator[StoredBlock]:
-        """Yield all blocks, the oldest first. It looks at all before it yields one."""
-        keys = self.rows.keys
-        rows = sorted(self._all_rows(), key=self._orders.__getitem__)
-        found = map(self.by_key, [keys[row] for row in rows])
-        return (block for block in found if block is not None)
-
-    def unwritten(self) -> Iterator[StoredBlock]:
-        """Yield the blocks of which the arena alone may have a record, the oldest first. It looks
-        at all before it yields one, and wakes no other."""
-        shapes, shape_of, keys = self._blocks.shapes, self._blocks.shape_of, self.rows.keys
-        wanted = {at for at, shape in enumerate(shapes) if shape is None or shape.has_unwritten}
-        rows = [row for row in self._all_rows() if shape_of[row] in wanted]
-        rows.sort(key=self._orders.__getitem__)
-        found = map(self.by_key, [keys[row] for row in rows])
+        """Yield all blocks, the oldest first. It looks at all before it yields one, and wakes each:
+        not for a daemon at work, see `walks`."""
+        orders, find = self.walks.orders, self.rows.find
+        found = map(self.by_key, sorted(self.keys(), key=lambda key: orders[find(key)]))
         return (block for block in found if block is not None)
 
     def keys(self, namespace_id: NamespaceId | None = None) -> Iterator[BlockKey]:
-        """Yield the keys of all blocks, or of a namespace's, in no order, waking none. They may
-        come and go meanwhile."""
-        rows = self._rows_in(namespace_id) if namespace_id is not None else self._all_rows()
-        return map(self.rows.keys.__getitem__, rows)
+        """Yield the keys of all blocks, or of a namespace's, in no order, waking none: what
+        `walks.steps` yields, in one."""
+        only = None if namespace_id is None else (namespace_id,)
+        return chain.from_iterable(self.walks.steps(only))
 
-    def named(self) -> Iterator[tuple[BlockKey, NamespaceId]]:
-        """Yield the key and the namespace of each block, in no order, waking none. They may come
-        and go meanwhile."""
-        return ((self.rows.keys[row], self._namespace_of(row)) for row in self._all_rows())
+    @contextmanager
+    def noting(self) -> Iterator[list[BlockKey]]:
+        """Note the keys of blocks that are added within the context."""
+        came: list[BlockKey] = []
+        self._noted.append(came)
+        try:
+            yield came
+        finally:
+            self._noted = [each for each in self._noted if each is not came]
 
     def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
         """Return the block, if this namespace has it."""
@@ -195,32 +193,6 @@ class Index:
         blocks = self._blocks
         return blocks.wake(row) if blocks.shape_of[row] else blocks.awake.get(row)
 
-    def _at(self, row: int) -> StoredBlock:
-        """Return the block of a row that the index keeps."""
-        return self._blocks.wake(row) if self._blocks.shape_of[row] else self._blocks.awake[row]
-
-    def blocks_in(self, namespace_id: NamespaceId) -> Iterator[StoredBlock]:
-        """Yield the blocks of a namespace, in no order."""
-        return map(self._at, self._rows_in(namespace_id))
-
-    def _all_rows(self) -> Iterator[int]:
-        return self.rows.kept(self._keeper)
-
-    def _rows_in(self, namespace_id: NamespaceId) -> Iterator[int]:
-        """Yield the rows of a namespace. It looks at others, too, until it has found all."""
-        namespace = self.namespaces.find(namespace_id)
-        left = namespace.blocks if namespace is not None else 0
-        rows = self._all_rows()
-        while left and (row := next(rows, None)) is not None:
-            if self._namespace_of(row) == namespace_id:
-                left -= 1
-                yield row
-
-    def _namespace_of(self, row: int) -> NamespaceId:
-        """Return the namespace of the block of a row that the index keeps."""
-        each = self._blocks.shapes[self._blocks.shape_of[row]] or self._blocks.awake[row]
-        return each.namespace_id
-
     def blocks_of(self, namespace_id: NamespaceId) -> int:
         """Return how many blocks a namespace has, all tiers and incomplete ones included."""
         namespace = self.namespaces.find(namespace_id)
@@ -230,9 +202,11 @@ class Index:
         block.namespace_id = self.namespaces.block_added(block.namespace_id)
         row = self.rows.keep(block.key, self._keeper)
         block.key = self.rows.keys[row]  # the same object
-        self._added = self._added + 1 & 0xFFFFFFFF
-        self._orders[row] = self._added
+        walks = self.walks
+        walks.orders[row] = walks.added = walks.added + 1 & ORDER_MAX
         self._blocks.came(row, block)
+        for came in self._noted:
+            came.append(block.key)
 
     def remove(self, block: StoredBlock) -> None:
         row = self.rows.find(block.key)

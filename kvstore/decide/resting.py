@@ -76,7 +76,10 @@ class Frames:
 
 
 class Resting:
-    """The blocks of an index, by row: awake ones, and those that rest."""
+    """The blocks of an index, by row: awake ones, and those that rest.
+
+    parents: of those that rest.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.awake: OrderedDict[int, StoredBlock] = OrderedDict()  # awake for longest first
@@ -92,7 +95,7 @@ class Resting:
         self._places = rows.column("Q")
         self._sizes = rows.column("I")
         self._indices = rows.column("I")
-        self._parents: Objects[BlockKey | None] = rows.objects()
+        self.parents: Objects[BlockKey | None] = rows.objects()
         # Made when there is a first one that needs them.
         self._in_frame: array[int] | None = None
         self._positions: array[int] | None = None
@@ -146,7 +149,7 @@ class Resting:
         shape = self.shapes[self.shape_of[row]]
         assert shape is not None
         block = StoredBlock(
-            self._rows.keys[row], shape.namespace_id, self._indices[row], self._parents[row]
+            self._rows.keys[row], shape.namespace_id, self._indices[row], self.parents[row]
         )
         self._leave(row, shape)
         block.complete, block.resident_groups = shape.complete, shape.resident_groups
@@ -172,7 +175,7 @@ class Resting:
 
     def _leave(self, row: int, shape: Shape) -> None:
         self.shape_of[row] = 0
-        self._parents[row] = None
+        self.parents[row] = None
         self.count -= 1
         self._lose(shape)
 
@@ -269,7 +272,7 @@ class Resting:
         ):
             key = _key(block, _shapes_of((record,)))
             shape = self._last = self._shape(key)
-        self._parents[row] = block.parent
+        self.parents[row] = block.parent
         self.shape_of[row] = shape.number
         shape.users += 1
         self.count += 1
@@ -305,7 +308,7 @@ class Resting:
             self._more[row] = more
         key = _key(block, _shapes_of(records))
         shape = self._shape(key)
-        self._parents[row] = block.parent
+        self.parents[row] = block.parent
         self.shape_of[row] = shape.number
         shape.users += 1
         self.count += 1

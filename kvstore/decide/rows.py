@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
@@ -57,6 +58,15 @@ class Objects(Generic[T]):
         self._chunks += [np.full(STEP_ROWS, None, object) for _ in range(rows // STEP_ROWS)]
 
 
+@dataclass(slots=True)
+class _Retired:
+    """A keeper who has left. Nobody drops his rows [at, end) yet."""
+
+    keeper: int
+    end: int
+    at: int = FIRST_ROW
+
+
 class Rows:
     """The rows of one node. A row lives while somebody keeps it: see `keeper`.
 
@@ -70,6 +80,7 @@ class Rows:
         "_keepers",
         "_next",
         "_objects",
+        "_retired",
         "_rows",
         "_splits",
         "kept_by",
@@ -86,6 +97,7 @@ class Rows:
         self._objects: list[Objects[Any]] = []
         self.kept_by = self.flags()
         self._keepers = 0
+        self._retired: list[_Retired] = []
         self._free = array("I")
         self._next = FIRST_ROW
         self._grow()
@@ -93,6 +105,11 @@ class Rows:
     def __len__(self) -> int:
         """Return how many rows there are, used or not."""
         return self._rows
+
+    @property
+    def end(self) -> int:
+        """All rows that were ever used come before this one."""
+        return self._next
 
     def column(self, typecode: str) -> array[Any]:
         """Return an array with an item for each row there is or will be, all 0 at first.
@@ -174,13 +191,40 @@ class Rows:
                 if kept[row] & keeper and keys[row] is key:
                     yield row
 
+    def some(self, keeper: int, begin: int, end: int) -> list[int]:
+        """Return which of the rows [begin, end) a keeper has. A block keeps its row for as long as
+        somebody keeps it, so who goes on from row to row meets all that stay."""
+        kept = self.kept_by[begin : min(end, self._next)]
+        return [row for row, keepers in enumerate(kept, begin) if keepers & keeper]
+
+    def tables(self, first: int) -> Iterator[tuple[int | None, list[BlockKey]]]:
+        """Yield the last byte and the keys of each table, from that of a last byte on, as they are
+        by then. None: there is one table for all, of few rows."""
+        shards = self.shards
+        if shards[0] is shards[1]:
+            yield None, list(shards[0])
+            return
+        for last in range(first, SHARDS):
+            yield last, list(shards[last])
+
     def retire(self, keeper: int, columns: Sequence[object]) -> None:
-        """Drop all that a keeper has, and its columns. Walks over all rows."""
-        for row in self.kept(keeper):
-            self.drop(row, keeper)
-        self._keepers &= ~keeper
+        """Drop the columns of a keeper, who uses none of its rows any more: `sweep` drops them."""
+        self._retired.append(_Retired(keeper, self._next))
         gone = {id(column) for column in columns}
         self._columns = [each for each in self._columns if id(each[0]) not in gone]
+
+    def sweep(self, most: int) -> bool:
+        """Look at so many rows, and drop what a keeper has who retired. False: that is all."""
+        if not self._retired:
+            return False
+        retired = self._retired[0]
+        begin, retired.at = retired.at, min(retired.at + most, retired.end)
+        for row in self.some(retired.keeper, begin, retired.at):
+            self.drop(row, retired.keeper)
+        if retired.at == retired.end:
+            self._keepers &= ~retired.keeper
+            del self._retired[0]
+        return bool(self._retired)
 
     def _grow(self) -> None:
         for column, nothing in self._columns:

@@ -18,7 +18,8 @@ class Shape:
     records: of each its part, whether it is fine, resident, and framed; the same of the first.
     is_plain: there is one, not fine, and the arena alone has it. is_double: there is one, not fine,
     and a frame has it too. absent: the shape of the same without the arena's copy, once it was
-    asked for. has_unwritten: the arena alone has one. users: blocks of this shape.
+    asked for. resident_parts, framed_parts: records in the arena, and in frames. has_unwritten: the
+    arena alone has one. users: blocks of this shape.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Shape:
         "complete",
         "fine",
         "framed",
+        "framed_parts",
         "has_unwritten",
         "is_double",
         "is_plain",
@@ -37,6 +39,7 @@ class Shape:
         "refined",
         "resident",
         "resident_groups",
+        "resident_parts",
         "unframed",
         "users",
     )
@@ -52,5 +55,7 @@ class Shape:
         self.is_double = is_one and self.framed and is_exact
         self.absent: Shape | None = None
         self.unframed = groups_of(part for part, *_, framed in self.records if not framed)
+        self.resident_parts = sum(resident for *_, resident, _ in self.records)
+        self.framed_parts = sum(framed for *_, framed in self.records)
         self.has_unwritten = any(resident and not framed for *_, resident, framed in self.records)
         self.users = 0

@@ -95,8 +95,9 @@ class Feed:
         self._index.changed = self.changed
         if self._engines:
             self._sessions.on_engines.append(self._tell_topics)
-            for key, namespace_id in self._index.named():  # another life may have announced it
-                self.changed.note(key, namespace_id)
+            self._looking = self._index.walks.named()  # another life may have announced it
+            self._more_to_find = self._recalling()
+            self._soon()
 
     def close(self) -> None:
         self.changed.on_change = lambda: None

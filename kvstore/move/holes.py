@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.5
 WRITTEN_LATELY_S = 30.0
 PAUSES = 4  # as long as a round took: whoever punches for ever has a fifth of the loop's time
-STEP_BLOCKS = 1024
+STEP_BLOCKS = 256
 
 
 class Holes:
@@ -79,13 +79,14 @@ class Holes:
 
     async def _drop_wrong(self, extent: int) -> None:
         dropped = 0
-        for at, block in enumerate(list(self._planner.index)):
-            if at % STEP_BLOCKS == 0:
-                await asyncio.sleep(0)
-            for record in block.records:
-                held = record.resident
-                if held is not None and held.slot.extent == extent:
-                    dropped += await self._drop_if_wrong(block, record, held)
+        index = self._planner.index
+        for keys in index.walks.steps(most=STEP_BLOCKS):
+            await asyncio.sleep(0)
+            for block in map(index.by_key, keys):
+                for record in block.records if block is not None else ():
+                    held = record.resident
+                    if block is not None and held is not None and held.slot.extent == extent:
+                        dropped += await self._drop_if_wrong(block, record, held)
         if dropped:
             self._metrics.corrupt_blocks.labels("arena").inc(dropped)
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from kvstore.format.frame import FrameHeader
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import KVStoreError
+from kvstore.move.admission import offer_all
 from kvstore.move.file_caps import FileCaps
 from kvstore.move.file_reads import Reads, keep_pinned
 from kvstore.move.file_room import FileRoom
@@ -33,6 +34,7 @@ from kvstore.move.retry import RETRY_S, Retry
 from kvstore.move.run_encoding import CorruptRun, encode_write
 from kvstore.move.tombstones import tombstones
 from kvstore.system.background import keep_running, next_beat
+from kvstore.system.steps import in_steps
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, DiskFailed, DiskFull, Mount, Placed
 
@@ -113,16 +115,15 @@ class WriteBehind:
         await self._file.open(self, self._metrics.task_failed)
         await self._load_notes()
         self.recovered_s = time.monotonic() - began
-        self._writer = self._keep("write_behind", self._write_behind)
-
-    def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        return asyncio.create_task(keep_running(name, work, self._metrics.task_failed))
+        writing = keep_running("write_behind", self._write_behind, self._metrics.task_failed)
+        self._writer = asyncio.create_task(writing)
 
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
         if self._file is not None:
-            self._offer_all()
-            if not await self._is_written(self._now() + drain_s):
+            deadline = self._now() + drain_s
+            await self._offer_all(deadline)
+            if not await self._is_written(deadline):
                 logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
             if self._writer is not None:
                 self._writer.cancel()
@@ -193,15 +194,14 @@ class WriteBehind:
         write budget too, or if some of it never was and left the arena: see `Losses.tell`."""
         if self._file is None:
             return False
-        self._offer_all()
-        any_kept_out = self._planner.admission.any_kept_out  # what comes later is not asked for
+        offered = await self._offer_all(deadline)
         written = await self._is_written(deadline)
-        return not (self._losses.tell() or any_kept_out) and written
+        return not self._losses.tell() and offered and written
 
-    def _offer_all(self) -> None:
+    async def _offer_all(self, deadline: float) -> bool:
+        """Queue what the arena alone has. False: some is kept out, or there is no more time."""
         self._retry.at = 0.0  # asked for: a disk that fails is tried now
-        self._planner.writes.retry_failed()
-        self._planner.admission.offer_all()
+        return await offer_all(self._planner, deadline - self._now())
 
     async def _is_written(self, deadline: float) -> bool:
         """Wait until all that was queued is written. False: some is not."""
@@ -236,7 +236,7 @@ class WriteBehind:
                 await self._policies.save_now_and_then()
                 await self.namespace_notes.tidy_now_and_then()
             if self._failing and self._retry.is_due:
-                self._planner.writes.retry_failed()
+                await in_steps(self._planner.writes.retry_failed())
             await self._write_queued()
 
     async def _write_queued(self) -> None:

@@ -169,8 +169,9 @@ class Burial:
             await self._node.recall(self._keys)
         try:
             with self._node.deletions.deleting(_of(self._namespace_id), self._keys):
-                await self._forget_in_steps()
-                self._forget()
+                with self._node.planner.index.noting() as came:
+                    await self._forget_in_steps(came)
+                self._forget(came)
                 await self._bury()
         finally:
             self._node.room.set()
@@ -178,26 +179,55 @@ class Burial:
             raise uncounted
         return self.deleted
 
-    async def _forget_in_steps(self) -> None:
+    async def _forget_in_steps(self, came: list[BlockKey]) -> None:
         """Forget most of the blocks, and let others run between the steps.
 
         `_forget` has to forget the rest in the step in which the tombstones get their numbers: what
-        is put meanwhile is newer than no tombstone until then.
+        is put meanwhile is newer than no tombstone until then. came: what is put, of which that
+        step has the last.
         """
-        planner = self._node.planner
-        if self._keys is not None and self._namespace_id is not None and not self._begun:
+        if self._keys is None:
+            if not self._begun:
+                only = None if self._namespace_id is None else {self._namespace_id}
+                await self._clear_in_steps(only, only, came)
+            looked_for = set[NamespaceId]()
+            while self._begun and (found := self._found() - looked_for):
+                looked_for |= found
+                await self._clear_in_steps(found, looked_for, came)
+        elif self._namespace_id is not None and not self._begun:
             keys = iter(self._keys)
             while len(batch := list(islice(keys, FORGET_BLOCKS))) == FORGET_BLOCKS:
-                self.deleted += planner.delete(self._namespace_id, batch).deleted
+                self.deleted += self._node.planner.delete(self._namespace_id, batch).deleted
                 await asyncio.sleep(0)
-        elif self._keys is None:
-            for each in self._found() if self._begun else [self._namespace_id]:
-                stored = planner.index.keys(each)
-                while len(batch := list(islice(stored, FORGET_BLOCKS))) == FORGET_BLOCKS:
-                    deletion = planner.clear(each, batch)
-                    self.deleted += deletion.deleted
-                    self._emptied |= deletion.namespaces
-                    await asyncio.sleep(0)
+
+    async def _clear_in_steps(
+        self,
+        look_for: Collection[NamespaceId] | None,
+        looked_for: Collection[NamespaceId] | None,
+        came: list[BlockKey],
+    ) -> None:
+        """Forget the blocks there are of some namespaces, or all, and what came meanwhile of those
+        that were looked for."""
+        index = self._node.planner.index
+        for keys in index.walks.steps(look_for, most=FORGET_BLOCKS):
+            self._clear(keys, look_for)
+            self._clear_those_that_came(came, looked_for)
+            if look_for is not None and not any(map(index.blocks_of, look_for)):
+                break
+            await asyncio.sleep(0)
+
+    def _clear(self, keys: Sequence[BlockKey], of: Collection[NamespaceId] | None) -> None:
+        """Forget blocks, as far as they are there and of these namespaces."""
+        planner = self._node.planner
+        deletion = planner.clear(None, planner.index.walks.kept(keys, of))
+        self.deleted += deletion.deleted
+        self._emptied |= deletion.namespaces
+
+    def _clear_those_that_came(
+        self, came: list[BlockKey], of: Collection[NamespaceId] | None
+    ) -> None:
+        self._clear(came, of)
+        came.clear()
 
     def _found(self) -> set[NamespaceId]:
         """Return what was found, of everything, in files and in the bucket and has no tombstone."""
@@ -208,23 +238,22 @@ class Burial:
                 found |= self._objects.found_namespaces
         return found - self._namespaces
 
-    def _forget(self) -> None:
+    def _forget(self, came: list[BlockKey]) -> None:
         """Forget the blocks, and note whose tombstones are wanted. Of everything, that is also what
         was found since in a directory that came back, or in the bucket."""
         planner, namespace_id = self._node.planner, self._namespace_id
         found = self._found()
         if self._begun:
-            self.deleted += sum(planner.clear(each).deleted for each in found)
+            self._clear(came, found)
         else:
-            if namespace_id is not None and self._keys is not None:
-                deletion = planner.delete(namespace_id, self._keys)
-            else:
-                deletion = planner.clear(namespace_id)
-            self.deleted += deletion.deleted
             if namespace_id is not None:
                 found = {namespace_id}
+            if namespace_id is not None and self._keys is not None:
+                self.deleted += planner.delete(namespace_id, self._keys).deleted
             else:
-                found |= deletion.namespaces | self._emptied
+                self._clear(came, None if namespace_id is None else found)
+            if namespace_id is None:
+                found |= self._emptied
                 found |= {each.id for each in planner.index.namespaces}
         self._begun = True
         self._namespaces |= found

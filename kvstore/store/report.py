@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvstore.decide.index import StoredBlock
+from kvstore.decide.paging import page
 from kvstore.model.block import BlockKey, NamespaceId, check_keys
 from kvstore.model.errors import Unavailable
 from kvstore.model.outcome import Explanation, Outcome
@@ -15,10 +16,12 @@ from kvstore.store.node import Node
 from kvstore.store.puts import Puts
 from kvstore.store.request_log import RequestLog
 from kvstore.store.stats import snapshot
+from kvstore.system.steps import in_steps
 
 RECALL_S_MAX = 300.0  # a million blocks take some seconds
 REFUSES_S = 5.0  # for which every put is refused, before the node says that it takes none
 FULL_FRACTION = 0.95  # of the arena, held by clients: what is left is gaps
+SCAN_STEP_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +79,24 @@ class Report:
         """Whether something that was found on disk is not indexed yet."""
         return bool(self._write_behind.recall.unrecalled_runs)
 
-    def scan(
+    async def scan(
         self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int
     ) -> list[ScanItem]:
-        """Return up to `limit` blocks in key order, those behind `after`. What was found on disk
-        and is not indexed yet is left out: see `recalled`."""
+        """Return up to `limit` blocks, those behind `after`, in the order of the last bytes of
+        their keys: see `page`. It lets others run meanwhile: a block that comes or goes may be left
+        out. What was found on disk and is not indexed yet is left out: see `recalled`."""
         index, items = self._planner.index, list[ScanItem]()
         while len(items) < limit:
-            keys = (k for k in index.keys(namespace_id) if after is None or k > after)
-            least = heapq.nsmallest(limit - len(items), keys)
-            if not least:
+            wanted = limit - len(items)
+            keys = await in_steps(page(index, namespace_id, after, wanted))
+            for at in range(0, len(keys), SCAN_STEP_BLOCKS):
+                found = map(index.by_key, keys[at : at + SCAN_STEP_BLOCKS])
+                blocks = (block for block in found if block is not None)
+                items += [_item(each) for each in blocks if not all(r.fine for r in each.records)]
+                await asyncio.sleep(0)
+            if len(keys) < wanted:
                 break
-            after = least[-1]
-            blocks = (block for block in map(index.by_key, least) if block is not None)
-            items += [_item(block) for block in blocks if not all(r.fine for r in block.records)]
+            after = keys[-1]
         return items
 
     def trouble(self) -> str:

@@ -12,11 +12,12 @@ import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.events import publisher as publisher_module
-from kvstore.events.feed import Feed
+from kvstore.events.feed import STEP_BLOCKS, Feed
 from kvstore.events.publisher import Publisher
 from kvstore.model.block import BlockKey
 from tests.events.consumer import Subscriber
 from tests.store.node import SPEC, Node, chain
+from tests.store.turns import TINY, CountedLoop, counting, fill
 
 KEYS = chain(1)
 
@@ -154,3 +155,16 @@ def test_blocks_of_an_earlier_life_are_looked_at_and_stay_at_rest() -> None:
             assert publisher is not None
             node.until(lambda: [space.gone_count for space in publisher.book.spaces] == [8])
             assert not index._blocks.awake
+
+
+def test_a_feed_that_begins_looks_at_few_blocks_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, blocks = CountedLoop(), 5000
+    with Node(None, arena_bytes=32 << 20, loop=loop) as node:
+        fill(node, TINY, blocks)
+        with counting(loop, monkeypatch):
+            loop.turns.clear()
+            with announcing(node, engines=True) as (feed, _):
+                publisher = feed._publisher
+                assert publisher is not None
+                node.until(lambda: [each.gone_count for each in publisher.book.spaces] == [blocks])
+        assert max(loop.turns) <= 2 * STEP_BLOCKS < blocks <= sum(loop.turns)

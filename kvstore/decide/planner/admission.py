@@ -12,6 +12,7 @@ from kvstore.decide.index import StoredBlock, StoredPart
 from kvstore.decide.planner.demotion import Demotion
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.second_use import SecondUse
+from kvstore.decide.planner.steps import Steps
 from kvstore.decide.planner.unwritten import Unwritten
 from kvstore.decide.policy import WriteBudget
 from kvstore.model.block import BlockKey
@@ -87,28 +88,29 @@ class Admission:
         if self._ledger.demotion is not None:
             self._ledger.demotion.spare([key])
 
-    def offer_all(self) -> None:
-        """Queue the writes of all that the arena alone has."""
-        if self._ledger.demotion is not None:
-            self._ledger.demotion.queue_all()
+    def offer_all(self) -> Steps[bool]:
+        """Queue the writes of all that the arena alone has. Returns whether it has a record that
+        nobody is going to write, since the write budget has kept some out: of a block that was
+        there at first, and that other hosts have not as well."""
+        came = self._index.walks.added
+        demotion, copies = self._ledger.demotion, self._ledger.copies
+        if demotion is not None:
+            yield from demotion.queue_all()
         elif self._second_use is not None:
-            self._second_use.queue_all(besides=self._ledger.copies)
+            yield from self._second_use.queue_all(besides=copies)
         elif (
             self._budget is None and self._ledger.counts.unwritten
         ):  # it had one, and kept some out
-            Unwritten(self._index, self._ledger.dirty, self.to_be_written).queue_all(
-                besides=self._ledger.copies
-            )
-
-    @property
-    def any_kept_out(self) -> bool:
-        """Whether the arena alone has a record that nobody is going to write, since the write
-        budget has kept some out. What came from other hosts they have as well."""
+            every = Unwritten(self._index, self._ledger.dirty, self.to_be_written)
+            yield from every.queue_all(besides=copies)
         if not self._ledger.counts.unwritten:
             return False
-        unwritten, copies = self._ledger.dirty.unwritten, self._ledger.copies
-        alone = (block for block in self._index.unwritten() if block.key not in copies)
-        return any(True for block in alone for _ in unwritten(block))
+        for keys in self._index.walks.unwritten(came):
+            blocks = map(self._index.by_key, [key for key in keys if key not in copies])
+            if any(True for each in blocks if each for _ in self._ledger.dirty.unwritten(each)):
+                return True
+            yield
+        return False
 
     def is_written_at_once(self, block: StoredBlock) -> bool:
         """Say whether the admission lets a block be written that was just put."""

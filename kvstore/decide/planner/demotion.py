@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.decide.index import Index, StoredBlock, StoredPart
 from kvstore.decide.planner.dirty import DirtyRecords
+from kvstore.decide.planner.steps import Steps
 from kvstore.model.block import BlockKey
 
 RUN_BLOCKS = 16
@@ -77,12 +78,18 @@ class Demotion:
                 self._decide_at_once(block)
                 self._queue(block)
 
-    def queue_all(self) -> None:
+    def queue_all(self) -> Steps[None]:
         """Queue the writes of all that the arena alone has."""
-        for block in self._index.unwritten():
-            if block.resident_parts:
-                self._decide_at_once(block)
+        for keys in self._index.walks.unwritten():
+            for key in keys:
+                block = self._index.by_key(key)
+                if block is None or not block.resident_parts:
+                    continue
+                while not self._decide(block):
+                    yield
+                    self.go_on()
                 self._queue(block)
+            yield
 
     def queue(self, block: StoredBlock, nbytes_max: int) -> int:
         """Queue the writes of a block and of those before it, if they are decided; returns the

@@ -85,10 +85,15 @@ class DirtyRecords:
         self.clean(record)
         self._failed[key, part] = record
 
-    def take_failed(self) -> dict[tuple[BlockKey, Part], StoredPart]:
-        """Return what failed since the last call and has not left since."""
-        failed, self._failed = self._failed, {}
-        return failed
+    @property
+    def failed(self) -> int:
+        """How many writes have failed, of records that are still here and that nobody has tried
+        again."""
+        return len(self._failed)
+
+    def take_failed(self, records_max: int) -> list[tuple[BlockKey, Part, StoredPart]]:
+        """Return some of those, what failed first before others: they are tried again."""
+        return [(*each, self._failed.pop(each)) for each in list(islice(self._failed, records_max))]
 
     def give_up(self, key: BlockKey, part: Part) -> bool:
         """Forget a record that leaves the arena unwritten. True: nothing ever made it durable."""

@@ -59,7 +59,8 @@ class Reservation:
     """What a commit needs to know of its reserve.
 
     conversation: whose blocks they are; "": nobody has told. refined: what is stored without its
-    fine part is to be replaced.
+    fine part is to be replaced. bases: over the spans, the checksums of bases: the fine parts of
+    those that are stored already are added to them.
     """
 
     namespace_id: NamespaceId
@@ -71,6 +72,7 @@ class Reservation:
     conversation: str = ""
     refined: bool = False
     copy: bool = False  # of what another host has
+    bases: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from kvstore.decide.planner.fine_parts import FINE_SHARE, FineParts, base_of
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.planner.policies import Policies
 from kvstore.decide.planner.replaced import Replaced
+from kvstore.decide.stored_in import StoredIn
 from kvstore.model.block import BlockKey, Part, padded
 from kvstore.model.outcome import Reason
 
@@ -71,12 +72,8 @@ class Ledger:
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
-        policies.dram.stored = lambda: [
-            (block.key, block.parent) for block in self.index if block.resident_parts
-        ]
-        policies.file.stored = lambda: [
-            (block.key, block.parent) for block in self.index if block.framed_parts
-        ]
+        policies.dram.stored = StoredIn(self.index, framed=False)
+        policies.file.stored = StoredIn(self.index, framed=True)
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""

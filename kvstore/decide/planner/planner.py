@@ -272,12 +272,14 @@ class Planner:
         return self._forget(mine, Reason.DELETED)
 
     def clear(
-        self, namespace_id: NamespaceId | None, keys: Iterable[BlockKey] | None = None
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None = None
     ) -> Deletion:
-        """Forget every block of a namespace, or of all. keys: of blocks that it has; only these."""
+        """Forget every block of a namespace, or of all. keys: only these, as far as it has them;
+        without them it looks at all blocks there are."""
         if keys is None:
-            keys = self.index.keys(namespace_id)
-        return self._forget(keys, Reason.CLEARED)
+            keys = list(self.index.keys(namespace_id))
+        only = None if namespace_id is None else (namespace_id,)
+        return self._forget(self.index.walks.kept(keys, only), Reason.CLEARED)
 
     def _forget(self, keys: Iterable[BlockKey], reason: Reason) -> Deletion:
         deletion = Deletion()

@@ -41,6 +41,7 @@ class Puts:
         *,
         sizes: Sequence[int] = (),
         refined: bool = False,
+        bases: Sequence[int] = (),
     ) -> Steps[Placement]:
         """Find slots for records, evicting for them; None where one is stored already.
 
@@ -49,7 +50,8 @@ class Puts:
         Fine parts come last, so that those of a prefix lie together: a fine part has a slot only
         where its base has one, and none is not a refusal. parent: the block before the first one.
         sizes: of each record, in bytes, over the spans; none: what the namespace says. refined: a
-        base that lacks its fine part is not stored.
+        base that lacks its fine part is not stored. bases: as of `Reservation`; a fine part has a
+        slot, too, where the arena has just that base, without it.
         """
         namespace = self._index.namespaces.use(namespace_id)
         starts = starts_of(spans)
@@ -75,7 +77,9 @@ class Puts:
                     held[at] = slot
                     refused += slot is None
             if len(base) < len(spans):
-                yield from self._place_fine(namespace, spans, sizes, held)
+                yield from self._place_fine(
+                    namespace_id, keys, spans, sizes, held=held, bases=bases
+                )
         except BaseException:  # nobody waits for the answer any more
             for slot in held:
                 if slot is not None:
@@ -104,19 +108,29 @@ class Puts:
 
     def _place_fine(
         self,
-        namespace: Namespace,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
         spans: Sequence[Span],
         sizes: Sequence[int],
+        *,
         held: list[HeldSlot | None],
+        bases: Sequence[int],
     ) -> Steps[None]:
-        """Find slots for the fine parts of the bases that have one in `held`."""
+        """Find slots for the fine parts of the bases that have one in `held`, or are `bases`."""
+        namespace = self._index.namespaces.use(namespace_id)
+        whose = [key for _, begin, end in spans for key in keys[begin:end]] if bases else []
         looked_at = placed_nbytes = 0
         for at, base_at, part in fine_slots(namespace, spans):
             looked_at += 1
             if looked_at % STEP_BLOCKS == 0:
                 yield
             base = held[base_at]
-            if base is None or base.nbytes != namespace.groups[part.group].base_nbytes:
+            if base is not None:
+                takes = base.nbytes == namespace.groups[part.group].base_nbytes
+            else:
+                block = self._index.get(namespace_id, whose[at]) if bases else None
+                takes = block is not None and _may_get(namespace, block, part, bases[base_at])
+            if not takes:
                 continue
             nbytes = self._nbytes(namespace, part, sizes, at)
             slot = self._eviction.find_slot(nbytes, fine=True, placed_nbytes=placed_nbytes)
@@ -165,6 +179,8 @@ class Puts:
         starts = starts_of(spans)
         namespace = index.namespaces.use(reservation.namespace_id)
         order = sorted(range(len(spans)), key=lambda each: _is_fine(namespace, spans[each]))
+        pairs = fine_slots(namespace, spans) if reservation.bases else ()
+        added_to = {at: base_at for at, base_at, _ in pairs if held[base_at] is None}
         for i in range(len(reservation.keys)):
             if i and i % STEP_BLOCKS == 0:
                 yield
@@ -178,7 +194,11 @@ class Puts:
                     continue
                 fine = part.group in namespace.fine
                 if fine and base_of(namespace, part) not in came:
-                    continue  # another writer's base is there, or ours was taken away
+                    there = index.get(reservation.namespace_id, reservation.keys[i])
+                    if there is None or at not in added_to:
+                        continue  # another writer's base is there, or ours was taken away
+                    if not _may_get(namespace, there, part, reservation.bases[added_to[at]]):
+                        continue
                 block = self._block_of(reservation, i)
                 before = block.record(part) if block is not None else None
                 if block is None or not (
@@ -242,6 +262,13 @@ class Puts:
 
 def _refines(namespace: Namespace, group: int) -> int:
     return namespace.groups[group].refines
+
+
+def _may_get(namespace: Namespace, block: StoredBlock, part: Part, base_checksum: int) -> bool:
+    """Say whether the arena has just that base of a block, and it lacks its fine part `part`."""
+    base = block.record(base_of(namespace, part))
+    is_it = base is not None and base.resident is not None and base.checksum == base_checksum
+    return is_it and lacks_fine(namespace, block, part)
 
 
 def _is_fine(namespace: Namespace, span: Span) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Sequence
 
 from kvstore.decide.index import Index, StoredBlock, StoredPart
 from kvstore.decide.planner.dirty import DirtyRecords
+from kvstore.decide.planner.steps import Steps
 from kvstore.model.block import BlockKey
 
 
@@ -32,11 +33,14 @@ class Unwritten:
             if block.framed_parts < len(block.records) and not self._queue(block):
                 break
 
-    def queue_all(self, besides: Container[BlockKey] = ()) -> None:
+    def queue_all(self, besides: Container[BlockKey] = ()) -> Steps[None]:
         """Queue the writes of all that the arena alone has, but for some blocks."""
-        for block in self._index.unwritten():
-            if block.key not in besides:
-                self._queue(block)
+        for keys in self._index.walks.unwritten():
+            for key in keys:
+                block = self._index.by_key(key)
+                if block is not None and key not in besides:
+                    self._queue(block)
+            yield
 
     def _queue(self, block: StoredBlock) -> bool:
         """Return whether nothing of a block was refused."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from kvstore.decide.index import Extent, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.moves import Write
+from kvstore.decide.planner.steps import Steps
 from kvstore.model.block import BlockKey, NamespaceId, Part, padded
 from kvstore.model.outcome import Reason
 
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
+RETRY_RECORDS = 256  # in one step
 
 
 class Writes:
@@ -89,14 +91,17 @@ class Writes:
             if block.key in keys and block.record(write.part) is record:
                 self._ledger.forget_part(block, record, Reason.CORRUPT)
 
-    def retry_failed(self) -> None:
+    def retry_failed(self) -> Steps[None]:
         """Queue what could not be written once more, as far as it is still in the arena."""
-        for (key, part), record in self._ledger.dirty.take_failed().items():
-            block = self._index.by_key(key)
-            alive = block is not None and block.record(part) is record
-            unwritten = record.resident is not None and record.frame is None
-            if block and alive and unwritten and not record.dirty:
-                self._ledger.dirty.add(block, part, record)
+        dirty = self._ledger.dirty
+        for _ in range(0, dirty.failed, RETRY_RECORDS):
+            for key, part, record in dirty.take_failed(RETRY_RECORDS):
+                block = self._index.by_key(key)
+                alive = block is not None and block.record(part) is record
+                unwritten = record.resident is not None and record.frame is None
+                if block and alive and unwritten and not record.dirty:
+                    dirty.add(block, part, record)
+            yield
 
 
 def _pinned_write(

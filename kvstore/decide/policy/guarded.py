@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvstore.decide.policy.base import Policy, PolicyFactory
-from kvstore.decide.policy.lru import TailFirstLru
+from kvstore.decide.policy.late_lru import LateLru, NothingStored, Stored
 from kvstore.decide.policy.shadow import Choice
 from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
-Stored = Callable[[], Iterable[tuple[BlockKey, BlockKey | None]]]
-"""Tells the blocks of a tier and their parents, about the oldest first."""
-
 
 class Guarded:
-    """`Policy` says what the methods do. error: what the policy raised, None while it works."""
+    """`Policy` says what the methods do. error: what the policy raised, None while it works.
+    stored: the books, from which `lru` learns what is in the tier."""
 
     def __init__(
         self,
@@ -35,7 +33,7 @@ class Guarded:
         """failed: told what the policy has raised, once `lru` has taken over. rows: of the index,
         for a policy that takes them."""
         self.error: Exception | None = None
-        self.stored: Stored = tuple
+        self.stored: Stored = NothingStored()
         self._failed = failed
         self._rows = rows
         self._policy = _made(factory, now, rows)
@@ -45,8 +43,12 @@ class Guarded:
     @property
     def choice(self) -> Choice | None:
         """Which order the policy follows, and why; None: it has no other."""
-        found: Choice | None = getattr(self._policy, "choice", None)
-        return found
+        try:
+            found = getattr(self._policy, "choice", None)
+        except Exception as error:
+            self._fall_back(error)
+            return None
+        return found if isinstance(found, Choice) else None
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
         try:
@@ -112,9 +114,12 @@ class Guarded:
 
     def save(self) -> bytes:
         try:
-            return self._policy.save()
+            saved = self._policy.save()
+            if not isinstance(saved, bytes):
+                raise TypeError(f"save returned {type(saved).__name__}, which is not bytes")
         except Exception as error:
             return self._fall_back(error).save()
+        return saved
 
     def load(self, saved: bytes) -> None:
         try:
@@ -154,9 +159,7 @@ class Guarded:
             getattr(self._policy, "retire", lambda: None)()
         except Exception:  # as it has failed before, it may fail at that
             self._rows = None
-        self._policy, self._takes_levels = TailFirstLru(self._rows), False
-        for key, parent in self.stored():
-            self._policy.adopt(key, parent)
+        self._policy, self._takes_levels = LateLru(self.stored, self._rows), False
         for key, count in self._held.items():
             for _ in range(count):
                 self._policy.hold((key,))

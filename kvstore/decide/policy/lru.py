@@ -17,8 +17,8 @@ from kvstore.model.block import BlockKey
 
 PASSED_MAX = 4096
 """Blocks with children that one walk passes over: they are behind tails that somebody holds."""
-_RING = 0  # a mark: newer = the oldest block, older = the newest
-_FOUND = 1  # a mark: everything newer was inserted or touched since
+RING = 0  # a mark: newer = the oldest block, older = the newest
+FOUND = 1  # a mark: everything newer was inserted or touched since
 
 
 class TailFirstLru:
@@ -29,17 +29,17 @@ class TailFirstLru:
         self._tree = PrefixTree(rows)
         self._older = self._tree.column("I")
         self._newer = self._tree.column("I")
-        self._link(_FOUND, _RING)
+        self._link(FOUND, RING)
         self._held: dict[BlockKey, int] = {}  # how often; they are linked to themselves alone
 
     def __len__(self) -> int:
         return self._tree.blocks
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
-        self._insert(key, parent, _RING)
+        self._insert(key, parent, RING)
 
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
-        self._insert(key, parent, _FOUND)
+        self._insert(key, parent, FOUND)
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         here, newer = self._tree.here, self._newer
@@ -61,9 +61,9 @@ class TailFirstLru:
         older, newer = self._older, self._newer
         below, above = older[first], newer[last]
         newer[below], older[above] = above, below
-        below = older[_RING]
-        newer[last], older[first] = _RING, below
-        newer[below], older[_RING] = first, last
+        below = older[RING]
+        newer[last], older[first] = RING, below
+        newer[below], older[RING] = first, last
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Return the tail that no other prefix shares."""
@@ -99,7 +99,7 @@ class TailFirstLru:
                 del self._held[key]
                 row = self._tree.find(key)
                 if row:
-                    self._link(row, _RING)
+                    self._link(row, RING)
 
     def is_leaf(self, key: BlockKey) -> bool:
         row = self._tree.find(key)
@@ -119,9 +119,13 @@ class TailFirstLru:
             self._unlink(row)
 
     def victims(self) -> Iterator[BlockKey]:
+        return self._walk(RING)
+
+    def _walk(self, end: int) -> Iterator[BlockKey]:
+        """Do what `victims` does, up to a mark."""
         tree, newer = self._tree, self._newer
-        row, passed = newer[_RING], set[int]()
-        while row != _RING and len(passed) < PASSED_MAX:
+        row, passed = newer[RING], set[int]()
+        while row != end and len(passed) < PASSED_MAX:
             if tree.here[row] and tree.children[row]:
                 passed.add(row)
             leaf = row
@@ -129,7 +133,7 @@ class TailFirstLru:
                 above = tree.parents[leaf]
                 yield tree.rows.keys[leaf]
                 # A parent that came after its children may be older than they are.
-                leaf = above if not tree.here[leaf] and above in passed else _RING
+                leaf = above if not tree.here[leaf] and above in passed else RING
             # What was removed meanwhile still points on to newer blocks: follow it into the ring.
             # No block comes during a walk, so its row is nobody else's yet.
             row = newer[row]

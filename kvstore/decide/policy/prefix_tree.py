@@ -112,7 +112,7 @@ class PrefixTree:
         self.rows.drop(row, self._keeper)
 
     def retire(self) -> None:
-        """Give everything back: the tree is not used any more. Walks over all rows."""
+        """Give everything back: the tree is not used any more. See `Rows.sweep`."""
         self.rows.retire(self._keeper, self._columns)
 
     def _descends(self, row: int, ancestor: int) -> bool:

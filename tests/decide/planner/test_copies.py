@@ -10,6 +10,7 @@ from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.decide.planner.copies import Copies
 from kvstore.model.block import Span
 from kvstore.model.checksum import checksum
+from tests.decide.planner.spaces import at_once
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 
 KEYS = chain(1, 6)
@@ -48,7 +49,7 @@ def test_a_copy_is_written_at_its_second_use(tmp_path: Path, mode: str) -> None:
         assert _framed(node) == 0
         assert node.get(KEYS) == len(KEYS)
         if mode == "demotion":
-            node.planner.admission.offer_all()
+            at_once(node.planner.admission.offer_all())
         assert node.flush()
         assert _framed(node) == 2 * len(KEYS)
 

@@ -142,7 +142,7 @@ class FineMachine(RuleBasedStateMachine):
     @rule(nbytes=st.integers(1, 30 * PAGE), everything=st.booleans())
     def take_writes(self, nbytes: int, everything: bool) -> None:
         if everything:
-            self.planner.admission.offer_all()
+            at_once(self.planner.admission.offer_all())
         self._take_writes(nbytes)
 
     def _take_writes(self, nbytes: int) -> None:
@@ -184,7 +184,7 @@ class FineMachine(RuleBasedStateMachine):
     @rule(failing=st.sampled_from(["", "", "fine", "all"]))
     def write_all(self, failing: str) -> None:
         """Write what waits, perhaps but for fine parts."""
-        self.planner.admission.offer_all()
+        at_once(self.planner.admission.offer_all())
         self._take_writes(1 << 30)
         while self.writes:
             is_fine = self.writes[0][1].part in FINES

@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.decide.planner import Planner, Reservation
 from kvstore.decide.planner.reads import LARGE_LOAD_NBYTES
+from kvstore.decide.planner.writes import RETRY_RECORDS
 from kvstore.decide.policy import WriteBudget
 from kvstore.model.block import BlockKey, Part, Span
 from tests.decide.planner.spaces import (
@@ -196,9 +197,22 @@ def test_on_demotion_a_prefix_is_admitted_from_its_start_though_its_end_is_writt
 
     planner.eviction.write_ahead(RECORD)
     assert written() == keys[11:]
-    planner.admission.offer_all()
+    at_once(planner.admission.offer_all())
     assert written() == keys[:11]
     assert planner.counts.unwritten == 0
+
+
+def test_what_failed_is_queued_again_a_few_records_in_a_step() -> None:
+    node = Node(dram_records=700)
+    node.put(chain_of(700))
+    for write in node.planner.writes.take(1 << 40):
+        node.planner.writes.failed(write)
+    assert node.planner.dirty.failed == 700
+    left = []
+    for _ in node.planner.writes.retry_failed():
+        left.append(node.planner.dirty.failed)
+    assert left == [700 - RETRY_RECORDS, 700 - 2 * RETRY_RECORDS, 0]
+    assert sum(len(write.blocks) for write in node.write_all()) == 700
 
 
 def test_what_is_not_durable_yet_is_as_soon_as_the_same_bytes_are_found() -> None:

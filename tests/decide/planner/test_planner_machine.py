@@ -83,7 +83,7 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(nbytes=st.integers(1, 20 * RECORD), everything=st.booleans())
     def demote(self, nbytes: int, everything: bool) -> None:
         if everything:
-            self.planner.admission.offer_all()
+            at_once(self.planner.admission.offer_all())
         else:
             self.planner.eviction.write_ahead(nbytes)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.decide.planner.policies import Policies
 from kvstore.decide.policy import Guarded, HazardDensity, TailFirstLru
+from kvstore.decide.policy.late_lru import Links
+from kvstore.decide.rows import FIRST_ROW
 from kvstore.model.block import BlockKey
 from kvstore.testing.policy import PolicyContract, key, prefix
 
@@ -53,13 +56,26 @@ class Tier:
 
     def __init__(self, calls: int) -> None:
         self.here: dict[BlockKey, BlockKey | None] = {}
+        self.rows: list[BlockKey] = []
         self.failed: list[Exception] = []
         self.policy = Guarded(lambda now: Breaks(calls), lambda: 0.0, failed=self.failed.append)
-        self.policy.stored = lambda: list(self.here.items())
+        self.policy.stored = self
+
+    @property
+    def end(self) -> int:
+        return FIRST_ROW + len(self.rows)
+
+    def within(self, begin: int, end: int) -> Links:
+        return self.among(self.rows[begin - FIRST_ROW : end - FIRST_ROW])
+
+    def among(self, keys: Sequence[BlockKey]) -> Links:
+        return [(each, self.here[each]) for each in keys if each in self.here]
 
     def put(self, blocks: list[BlockKey]) -> None:
         self.policy.touch(blocks, 2)
         for i, block in enumerate(blocks):
+            if block not in self.rows:
+                self.rows.append(block)
             self.here[block] = blocks[i - 1] if i else None
             self.policy.insert(block, self.here[block])
 
@@ -115,3 +131,32 @@ def test_what_lru_itself_raises_is_not_hidden() -> None:
     tier.policy._policy = Breaks(0)  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         tier.policy.remove(key(0))
+
+
+class Mute(TailFirstLru):
+    """Its order cannot be told, and it saves nothing that is bytes."""
+
+    @property
+    def choice(self) -> Any:
+        raise ZeroDivisionError
+
+    def save(self) -> Any:
+        return None
+
+
+def mute() -> Policies:
+    return Policies(lambda now: Mute(), lambda now: TailFirstLru(), lambda: 0.0, has_file=True)
+
+
+def test_a_policy_that_cannot_say_what_it_follows_gives_way() -> None:
+    policies = mute()
+    assert policies.choices == {"dram": None, "file": None}
+    assert policies.failures == {"dram": 1, "file": 0}
+    assert policies.save() == b""
+
+
+def test_a_policy_that_saves_no_bytes_gives_way() -> None:
+    policies = mute()
+    assert policies.save() == b""
+    assert isinstance(policies.dram.error, TypeError)
+    assert policies.choices == {"dram": None, "file": None}
