@@ -265,8 +265,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Holes in the arena",
             "Bps",
-            (rate("kvstore_punched_bytes_total", "instance"),),
-            "Memory that a client gave back to the system; it is refilled.",
+            (
+                rate("kvstore_punched_bytes_total", "instance"),
+                rate("kvstore_touched_again_bytes_total", "instance", legend="touched again"),
+            ),
+            "Memory that a client gave back to the system; it is refilled. Memory that the daemon "
+            "gave back and a client touched again; it is given back again.",
         ),
         Panel(
             "Disk",

@@ -14,6 +14,11 @@ from kvstore.server.tls import Certificates
 from kvstore.settings import Settings, has_credentials
 
 WATCH_S = 0.25  # between two looks at the files
+CLOSED = (
+    "metrics of several tenants are told to credentials only: set security.tokens, and let the "
+    "scraper show a token of the role admin; or set server.metrics_open=true, if everybody who "
+    "reaches this port may see what each tenant does"
+)
 
 
 class CertifiedNames:
@@ -105,9 +110,9 @@ class TcpAccess:
         authorization: the header. names: in the client's certificate, None without one. tenant:
         whose metrics are asked for; "": all.
         """
-        assert self._credentials is not None  # the settings' check sees to it
-        evidence = evidence_of(authorization, names)
-        principal = self._credentials.admit_evidence(evidence, host).principal
+        principal = self.caller(authorization, names, host)
+        if principal is None:
+            raise Unauthorized(CLOSED, reason="credential")
         own = tenant == principal.tenant
         needed = Role.OPERATOR if own else self._metrics_role
         if principal.role < needed or (tenant and not own and principal.role < Role.ADMIN):

@@ -81,7 +81,7 @@ class AdminCalls(LookCalls):
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
         only = namespace_id_of(request.namespace_id) if request.namespace_id else None
         await self._store.report.recalled(SCAN_WAIT_S)
-        items = self._store.report.scan(only, parent_of(request.after), limit)
+        items = await self._store.report.scan(only, parent_of(request.after), limit)
         return pb.ScanReply(
             items=[
                 pb.ScanItem(

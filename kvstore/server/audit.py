@@ -276,7 +276,7 @@ class AuditLog:
 
 
 class Refusals:
-    """Counts refusals of each peer and tenant, by the second. A unix socket is one peer for all."""
+    """Counts refusals of each peer and tenant, by the second. All processes of a user are one."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -286,7 +286,7 @@ class Refusals:
 
     def note(self, peer: str, tenant: str) -> bool:
         """Count one; tell whether it gets a line of its own."""
-        who = peer, tenant
+        who = peer.partition(" pid=")[0], tenant
         with self._lock:
             if who not in self._counts and len(self._counts) >= PEERS_MAX:
                 who = "others", tenant

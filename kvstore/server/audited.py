@@ -31,14 +31,29 @@ AUDITED: Mapping[str, Counts] = {
         "removed": asked.name[:80],
         "blocks": told.blocks,
         "erased": told.erased,
+        "complete": not told.left,
     },
-    "Slow": lambda asked, told: {"reset": True} if asked.reset else None,
+    "ListNamespaces": lambda asked, told: {"items": len(told.items)},
+    "Tree": lambda asked, told: {"runs": len(told.runs)},
+    "Conversations": lambda asked, told: {"items": len(told.items)},
+    "Outcomes": lambda asked, told: {"items": len(told.outcomes)},
+    "Slow": lambda asked, told: {"items": len(told.items), "reset": asked.reset},
+    "GetConfig": lambda asked, told: {"settings": len(told.settings)},
+    "LogLines": lambda asked, told: {"lines": len(told.lines)},
     "SetConfig": lambda asked, told: {"changed": [each.key for each in told.changed]},
 }
 AUDITED_STREAMS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Record": lambda asked: {"share": asked.share},
     "Monitor": lambda asked: {"namespace": asked.namespace_id.hex()[:12] or "all"},
 }
+# Who asks has the keys already, tells of itself, or learns counts. Engines ask most of them always.
+QUIET = frozenset(
+    {
+        *("Match", "Acquire", "Await", "Release", "Get", "Explain"),
+        *("Reserve", "Commit", "Put", "Flush", "Hint"),
+        *("WhoAmI", "Stats", "History"),
+    }
+)
 
 
 def audited(method: str, behaviour: Any, audit: AuditLog) -> Any:
@@ -80,7 +95,8 @@ def _stream(
 
 
 def peer_of_call(context: Any) -> str:
-    """Return the address at the other end, without its port; "unix" for a unix socket."""
+    """Return the address at the other end, without its port; of a unix socket, whose it is, but for
+    gRPC's, which does not tell: "unix"."""
 
     peer = getattr(context, "peer", None)
     return host_of(peer()).rstrip(":") if peer is not None else "unix"

@@ -70,8 +70,11 @@ class _Calls:
             return False
         return True
 
-    def answering(self, method: str, work: Callable[[Any, Any], Awaitable[Any]]) -> _Answer:
-        """Return `work` as one call: counted, timed, its errors told as statuses."""
+    def answering(
+        self, method: str, work: Callable[[Any, Any], Awaitable[Any]], *, in_turn: bool = False
+    ) -> _Answer:
+        """Return `work` as one call: counted, timed, its errors told as statuses. in_turn: whoever
+        hands it over has waited for its turn."""
 
         async def answer(data: Any, context: Context) -> Any:
             call = self._begin(method, context)
@@ -79,6 +82,9 @@ class _Calls:
                 self._admit()
                 if (quota := self.quota) is None:
                     return await work(data, context)
+                if in_turn:
+                    with quota.place(method):
+                        return await work(data, context)
                 return await quota.answered(method, data, work, context)
             except Exception as error:
                 failure = self._translate(call, error)
@@ -87,10 +93,6 @@ class _Calls:
             return await _abort(context, failure)
 
         return answer
-
-    def is_due(self, method: str) -> bool:
-        """Say whether a call of this listener's tenant begins at once."""
-        return self.quota is None or self.quota.is_due(method)
 
     def streaming(self, method: str, work: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Any:
         """Return the same for a call with several replies."""
@@ -135,17 +137,17 @@ class _Calls:
         if not self._running:
             self._idle.set()
 
-    def refused(self, method: str, error: Exception, context: Any = None) -> None:
-        """Count a call that is not answered, and note it if it was not allowed."""
+    def refused(self, method: str, error: Exception, peer: str) -> None:
+        """Count a call that is not answered, and note it if it was not allowed. peer: whose."""
         reason = error.reason if isinstance(error, Unavailable | Unauthorized) else ""
         self._metrics.rpc_errors.labels(method, type(error).__name__, reason).inc()
         if self._audit is not None and isinstance(error, Unauthorized):
             principal = CALLER.get(self._nobody)
-            self._audit.refused(method, principal, peer_of_call(context), reason, str(error))
+            self._audit.refused(method, principal, peer, reason, str(error))
 
     def _translate(self, call: _Call, error: Exception) -> KVStoreError:
         """Return what the client is told. A bug here must not look like the client's mistake."""
-        self.refused(call.method, error, call.context)
+        self.refused(call.method, error, peer_of_call(call.context))
         if call.span is not None:
             fail(call.span, error)
         if isinstance(error, KVStoreError):
@@ -187,14 +189,16 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         """Return what answers a call that comes another way: from its bytes to its reply.
 
         Only for a listener that is one principal's own: its right is looked up once, here. Refusals
-        go to `abort` of the context, which has to raise.
+        go to `abort` of the context, which has to raise. The caller waits for the turn of `quota`.
         """
         read = _reader(deserialize)
         try:
             rights.check(method, self._identity.admit(None).principal)
         except Unauthorized as refused:
-            return self.answering(method, _refusing(refused))
-        return self.answering(method, lambda data, context: behaviour(read(data), context))
+            return self.answering(method, _refusing(refused), in_turn=True)
+        return self.answering(
+            method, lambda data, context: behaviour(read(data), context), in_turn=True
+        )
 
     async def intercept_service(
         self,

@@ -17,7 +17,8 @@ import grpc
 
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc.status import status_of
-from kvstore.system.descriptors import links_max
+from kvstore.server.quota import Quota
+from kvstore.system.descriptors import LinkCount, LinkPool
 from kvstore.transport.arena_host import CheckPeer, check_own_user
 from kvstore.transport.call_wire import (
     METHODS,
@@ -27,6 +28,7 @@ from kvstore.transport.call_wire import (
     Status,
     encode_status,
 )
+from kvstore.transport.unix_sockets import UNIX, peer_name
 
 Handler = Callable[[bytes, Any], Awaitable[Any]]
 
@@ -50,14 +52,20 @@ class CallContext:
     check_session: raises Unauthorized for a session that its link may not name.
     """
 
-    def __init__(self, timeout_s: float, check_session: Callable[[int], None]) -> None:
+    def __init__(
+        self, timeout_s: float, check_session: Callable[[int], None], peer: str = UNIX
+    ) -> None:
         self.check_session = check_session
+        self._peer = peer
         self._deadline = time.monotonic() + timeout_s
         self._callbacks: list[Callable[[CallContext], None]] = []
         self._answered = False
 
     def time_remaining(self) -> float:
         return self._deadline - time.monotonic()
+
+    def peer(self) -> str:
+        return self._peer
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
@@ -94,7 +102,7 @@ class CallServer:
     """Serves one listening unix socket until `close`.
 
     handlers: one for each of METHODS. processes: tells the ids of a session's processes.
-    refused: is told of each call that was one too many.
+    refused: is told of each call that was one too many, and whose it was.
     """
 
     def __init__(
@@ -102,14 +110,17 @@ class CallServer:
         listener: socket.socket,
         handlers: Sequence[Handler],
         processes: Callable[[Any], Collection[int]],
-        refused: Callable[[str, KVStoreError], None],
+        refused: Callable[[str, KVStoreError, str], None],
         *,
         check_peer: CheckPeer | None = None,
-        is_due: Callable[[str], bool] = lambda method: True,
+        quota: Callable[[], Quota | None] = lambda: None,
+        count: LinkCount | None = None,
     ) -> None:
-        """check_peer: who is let in, if not this user alone. is_due: whether a call of a method
-        begins now; else its handler waits, whatever the method."""
-        self.is_due = is_due
+        """check_peer: who is let in, if not this user alone. quota: whose turns calls wait for
+        here, before they are handed over; None: for nobody's. count: of its links, where there
+        are other listeners."""
+        self.count = count or LinkPool(LINKS_MAX).listener()
+        self.quota = quota
         self.check_peer = check_peer or check_own_user
         self._listener = listener
         self.handlers = handlers
@@ -128,6 +139,7 @@ class CallServer:
             self._server.close()
         for link in list(self.links):
             link.close()
+        self.count.close()
 
     def check_buffers(self) -> None:
         """End the links that hold most, until all together hold no more than they may."""
@@ -136,7 +148,8 @@ class CallServer:
         while total > BUFFERED_NBYTES_ALL:
             greedy = max(held, key=lambda link: held[link])
             total -= held.pop(greedy)
-            self.refused(LINK, Unavailable("the links hold too many bytes", reason="links"))
+            error = Unavailable("the links hold too many bytes", reason="links")
+            self.refused(LINK, error, greedy.peer)
             greedy.close()
 
     def _connected(self) -> _Link:
@@ -149,19 +162,25 @@ class _Link(FrameLink):
     def __init__(self, server: CallServer) -> None:
         super().__init__(self._take, self._end)
         self._server = server
+        self.peer = UNIX
         self._pid = 0
+        self._is_counted = False
         self._session: int | None = None  # the first one named, where the kernel names no process
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._turn: asyncio.Task[None] | None = None  # of a call that holds those behind it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.links.add(self)
+        connection = transport.get_extra_info("socket")
+        self.peer = peer_name(connection)
         try:
-            self._pid = self._server.check_peer(transport.get_extra_info("socket"))
-            if len(self._server.links) > links_max(LINKS_MAX):
+            self._pid = self._server.check_peer(connection)
+            self._is_counted = self._server.count.take()
+            if not self._is_counted:
                 raise Unavailable("too many links", reason="links")
         except KVStoreError as error:
-            self._server.refused(LINK, error)
+            self._server.refused(LINK, error, self.peer)
             self.close()
         except OSError:  # it is gone
             self.close()
@@ -195,23 +214,44 @@ class _Link(FrameLink):
         self._session = session
 
     def _take(self, frame: Frame) -> None:
+        if frame.kind is not Kind.CANCEL:
+            known = frame.kind is Kind.REQUEST and frame.method < len(METHODS)
+            if not known or frame.id in self._calls:
+                raise Incompatible("not a call")
+            if not (math.isfinite(frame.timeout_s) and frame.timeout_s >= 0):
+                raise Incompatible("not a time to wait")
+        context = CallContext(frame.timeout_s, self._check_session, self.peer)
+        quota = self._server.quota()
+        if quota is None or quota.begins(_what(frame), len(frame.body)):
+            self._begin(frame, context)
+            return
+        self.hold()
+        in_turn = self._in_turn(quota, frame, context)
+        self._turn = asyncio.get_running_loop().create_task(in_turn)
+
+    async def _in_turn(self, quota: Quota, frame: Frame, context: CallContext) -> None:
+        """Begin what a frame asks for when its turn has come, and go on with those behind it."""
+        await quota.turn(_what(frame), len(frame.body))
+        self._turn = None
+        try:
+            self._begin(frame, context)
+            self.go_on()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, frame: Frame, context: CallContext) -> None:
         if frame.kind is Kind.CANCEL:
             if (call := self._calls.get(frame.id)) is not None:
                 call.cancel()
             return
-        known = frame.kind is Kind.REQUEST and frame.method < len(METHODS)
-        if not known or frame.id in self._calls:
-            raise Incompatible("not a call")
-        if not (math.isfinite(frame.timeout_s) and frame.timeout_s >= 0):
-            raise Incompatible("not a time to wait")
-        method = METHODS[frame.method]
-        if method.at_once and self._server.is_due(method.name):
-            self._answer_at_once(frame)  # a release makes room for those who wait
+        if METHODS[frame.method].at_once:
+            self._answer_at_once(frame, context)  # a release makes room for those who wait
             return
         if self._server.calls >= CALLS_MAX:
             self._refuse(frame)
             return
-        call = asyncio.get_running_loop().create_task(self._answer(frame))
+        call = asyncio.get_running_loop().create_task(self._answer(frame, context))
         self._calls[frame.id] = call
         self._server.calls += 1
         call.add_done_callback(lambda _: self._ended(frame.id))
@@ -222,14 +262,14 @@ class _Link(FrameLink):
 
     def _refuse(self, frame: Frame) -> None:
         error = Unavailable(f"{CALLS_MAX} calls are being answered", reason="busy")
-        self._server.refused(METHODS[frame.method].name, error)
+        self._server.refused(METHODS[frame.method].name, error, self.peer)
         code, message, metadata = status_of(error)
         status = Status(code.value[0], message, metadata)
         self.send(Frame(Kind.ERROR, frame.id, encode_status(status)))
 
-    def _answer_at_once(self, frame: Frame) -> None:
+    def _answer_at_once(self, frame: Frame, context: CallContext) -> None:
         """Answer without a task, which would wait for a turn behind one step of every other."""
-        answering = self._answer(frame)
+        answering = self._answer(frame, context)
         try:
             answering.send(None)
         except StopIteration:
@@ -237,8 +277,7 @@ class _Link(FrameLink):
         answering.close()
         raise RuntimeError(f"{METHODS[frame.method].name} waits for something")
 
-    async def _answer(self, frame: Frame) -> None:
-        context = CallContext(frame.timeout_s, self._check_session)
+    async def _answer(self, frame: Frame, context: CallContext) -> None:
         answered = False
         try:
             reply = await self._server.handlers[frame.method](frame.body, context)
@@ -251,5 +290,15 @@ class _Link(FrameLink):
 
     def _end(self) -> None:
         self._server.links.discard(self)
+        if self._is_counted:
+            self._is_counted = False
+            self._server.count.give_back()
+        if self._turn is not None:
+            self._turn.cancel()
         for call in self._calls.values():
             call.cancel()
+
+
+def _what(frame: Frame) -> str:
+    """Return what a frame asks for, by which it is charged."""
+    return METHODS[frame.method].name if frame.kind is Kind.REQUEST else frame.kind.name

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2_grpc
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server import calls
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer, Handler, own_session_only
 from kvstore.server.grpc_health import GrpcHealth
@@ -30,6 +31,8 @@ from kvstore.server.tenant_sockets import Access
 from kvstore.server.tls import Certificates
 from kvstore.settings import Settings, listen_address
 from kvstore.store.store import Store
+from kvstore.system.descriptors import LinkPool
+from kvstore.transport import arena_host
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.call_wire import METHODS, Method
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
@@ -49,8 +52,7 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
 )
 
-# A connection lives this long: then its client shows its certificate again.
-_TLS_OPTIONS: Final = (("grpc.max_connection_age_ms", 3_600_000),)
+CONNECTION_AGE_MS = 3_600_000  # over TLS; then its client shows its certificate again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,14 @@ class Served:
     epoch: Epoch
     metrics: Metrics
     reads: Sequence[Served] = ()  # others, whose arenas its clients map as well
+
+
+class Links:
+    """How many links the listeners of one daemon have together."""
+
+    def __init__(self) -> None:
+        self.arena = LinkPool(arena_host.LINKS_MAX, arena_host.LINK_DESCRIPTORS)
+        self.calls = LinkPool(calls.LINKS_MAX)
 
 
 class UnixListener:
@@ -78,8 +88,11 @@ class UnixListener:
         boundary: Boundary,
         grpc_health: GrpcHealth,
         access: Access | None = None,
+        *,
+        links: Links,
     ) -> None:
         """access: who may use it, if not the daemon's user alone."""
+        self._links = links
         self.path = path
         self.boundary = boundary
         self._access = access
@@ -130,21 +143,23 @@ class UnixListener:
             also=[
                 (each.store.arena.extents, each.epoch) for each in self._served.reads if each.store
             ],
+            count=self._links.arena.listener(),
         )
         arena.start()
         stack.push_async_callback(arena.close)
 
     async def _start_calls(self, store: Store, stack: contextlib.AsyncExitStack) -> None:
-        calls = CallServer(
+        server = CallServer(
             listen_unix(call_socket_path(self.path), socket.SOCK_STREAM),
             [self._hot(method) for method in METHODS],
             store.sessions.processes,
             self.boundary.refused,
             check_peer=self._access.check_peer if self._access is not None else None,
-            is_due=self.boundary.is_due,
+            quota=lambda: self.boundary.quota,
+            count=self._links.calls.listener(),
         )
-        await calls.start()
-        stack.push_async_callback(calls.close)
+        await server.start()
+        stack.push_async_callback(server.close)
 
     def _hand_over(self) -> None:
         """Let the tenant's user reach the sockets."""
@@ -195,7 +210,7 @@ class TcpListener:
         host, port = self._address
         host = f"[{host}]" if ":" in host else host
         credentials = self._certificates.grpc_credentials() if self._certificates else None
-        options = _TLS_OPTIONS if credentials else ()
+        options = (("grpc.max_connection_age_ms", CONNECTION_AGE_MS),) if credentials else ()
         server = _grpc_server(self._service, self.boundary, self._grpc_health, options)
         name = f"server.listen={self._listen}"
         self.port = bind_port(server, f"{host}:{port}", name, credentials)

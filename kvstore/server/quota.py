@@ -18,6 +18,7 @@ CALLS_ALL = 1024  # answered at once, of all tenants
 CALLS_MIN = 32  # of one tenant, however many there are
 ROUND_NBYTES = 16 << 10  # of requests that the tenant of the largest weight begins in a round
 CALL_NBYTES = 1 << 10  # what a call costs beside its bytes
+RELEASE_FACTOR = 32  # each byte of a release may name a lease, which takes as long as a key
 # It makes room: a tenant over its part could not give back what it holds, if it were refused.
 _MAKES_ROOM = "Release"
 
@@ -39,29 +40,26 @@ class Quota:
         part already."""
         return _Place(self, method)
 
-    def is_due(self, method: str) -> bool:
-        """Say whether a call may begin now."""
-        return method == _MAKES_ROOM or self._turns.is_due
-
     def begins(self, method: str, nbytes: int) -> bool:
         """Take the turn of a call whose request has `nbytes`; False: it has to await `turn`."""
-        return method == _MAKES_ROOM or self._turns.begins(CALL_NBYTES + nbytes)
+        return self._turns.begins(cost_of(method, nbytes))
 
-    async def turn(self, nbytes: int) -> None:
-        """Wait for the turn of a call that did not begin. The places bound how many wait."""
-        await self._turns.turn(CALL_NBYTES + nbytes)
+    async def turn(self, method: str, nbytes: int) -> None:
+        """Wait for the turn of a call that did not begin. The caller bounds how many wait."""
+        await self._turns.turn(cost_of(method, nbytes))
 
     async def answered(
         self, method: str, data: Any, work: Callable[[Any, Any], Awaitable[Any]], context: Any
     ) -> Any:
-        """Return what `work` makes of a call, when its turn has come; at once, if it `is_due`.
+        """Return what `work` makes of a call, when its turn has come.
 
-        Raises Unavailable if the tenant has its part already: so many wait at most.
+        Raises Unavailable if the tenant has its part already: so many wait at most. A release is
+        never refused.
         """
         with _Place(self, method):
             nbytes = len(data) if isinstance(data, bytes) else 0
             if not self.begins(method, nbytes):
-                await self.turn(nbytes)
+                await self.turn(method, nbytes)
             return await work(data, context)
 
 
@@ -85,6 +83,11 @@ class Quotas:
             quota.calls_max = max(CALLS_MIN, int(CALLS_ALL * weights[name] / whole))
             quota.share(weights[name] / most)
         return self._by_name
+
+
+def cost_of(method: str, nbytes: int) -> int:
+    """Return what a call takes of a round, in bytes. nbytes: of its request."""
+    return CALL_NBYTES + nbytes * (RELEASE_FACTOR if method == _MAKES_ROOM else 1)
 
 
 class _Place:

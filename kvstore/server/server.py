@@ -22,7 +22,7 @@ from kvstore.server.grpc_health import GrpcHealth
 from kvstore.server.health import Health
 from kvstore.server.http_opening import HttpOpening
 from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
-from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
+from kvstore.server.listeners import Links, Served, TcpListener, UnixListener, drain_all
 from kvstore.server.operator import OperatorService
 from kvstore.server.page_calls import PageCalls
 from kvstore.server.page_relay import PagePort
@@ -81,6 +81,7 @@ class Server:
         self._report_all = TenantReport(tenants)
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
         self._quotas = Quotas()
+        self._links = Links()
         self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # what each tenant's sockets take
         self._listeners: dict[str, UnixListener] = {}
         self._shared: Served | None = None  # what every tenant may read
@@ -93,6 +94,7 @@ class Server:
             served,
             self._boundary(served.metrics, Fixed(UNIX_SOCKET)),
             self._grpc_health,
+            links=self._links,
         )
         self._services.setdefault(DEFAULT_TENANT, served.service)
         self._access = TcpAccess(
@@ -239,6 +241,7 @@ class Server:
             self._boundary(tenant.metrics, Fixed(principal)),
             self._grpc_health,
             Access.of(tenant.settings),
+            links=self._links,
         )
 
     def _served(

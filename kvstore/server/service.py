@@ -182,6 +182,7 @@ class Service(AdminCalls):
             origin=origin_of(request),
             early=request.early,
             each=request.each,
+            is_guest=is_guest,
         )
         if request.tokens:
             self._announce(session, request, request.keys[: grant.hit_blocks * KEY_NBYTES])
@@ -304,11 +305,14 @@ class Service(AdminCalls):
                 )
             return committed_to_message(done)
 
-    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
+    async def Get(
+        self, request: pb.GetRequest, context: Context, *, streams: Streams | None = None
+    ) -> AsyncIterator[pb.GetReply]:
+        """streams: those of another tenant that reads here; None: it is this one's own."""
         check_deadline(context.time_remaining())
         namespace_id = self._requests.known(request.namespace_id)
         with self._store.in_use(namespace_id):
-            async for reply in self.streams.get(
+            async for reply in (streams or self.streams).get(
                 request,
                 namespace=self._store.namespaces.get(namespace_id),
                 keys=self._requests.keys(request.keys),

@@ -2,27 +2,33 @@
 
 The shared tenant's arena is sealed, so its readers can map it without being able to change it. A
 reader has a session of its own there, which names nobody, and which ends with its own one. Nothing
-but keys is told to the shared tenant: no request, no conversation; and who records there is told
-the keys that were found. Each tenant's readers may have a part of its sessions and leases.
+but keys is told to the shared tenant: no request, no conversation; and who looks there is told of
+the keys that were found. Each tenant's readers may have a part of its sessions and leases; their
+streams take places and bandwidth of their own tenant.
 """
 # ruff: noqa: N802  the methods carry the names the .proto gives them
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.decide.planner import SessionId
-from kvstore.model.block import NamespaceId
+from kvstore.decide.planner import SessionId, needed_spans
+from kvstore.model.block import Namespace, NamespaceId, Part, Span, padded
 from kvstore.model.errors import UnknownNamespace
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.boundary import Context
 from kvstore.server.requests import pace_of
 from kvstore.server.service import Service
+from kvstore.server.stream_bounds import COPIED_NBYTES_MAX
+from kvstore.server.streams import Streams
+from kvstore.store.acquire import span_nbytes
 from kvstore.store.sessions import Process
 from kvstore.store.store import Store
+from kvstore.transport.messages import spans_of
 
 GUEST = "guest"  # what the shared tenant's operator sees of a reader
 
@@ -44,6 +50,8 @@ class SharingService(Service):
         self._public_store = store
         self._public = service
         self._guests: dict[int, _Guest] = {}
+        self._granting_nbytes = 0  # of leases that are not granted yet
+        self._guest_streams = self.streams.at(store)
         self._store.sessions.on_left.append(self._left)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
@@ -57,26 +65,32 @@ class SharingService(Service):
         session = request.session
         if not (self._store.sessions.processes(SessionId(session)) and self._has_part(session)):
             return await super().Acquire(request, context)
-        if not await self._is_longer(request, context):
-            own = await super().Acquire(request, context)
-            if not await self._is_longer_elsewhere(request, own.hit_blocks):
-                return own
-            public = await self._acquire_public(request, context)
-            shorter, longer = sorted((public, own), key=lambda reply: reply.hit_blocks)
-            if shorter.lease:
-                ended = pb.ReleaseRequest(session=session, leases=[shorter.lease])
-                await self.Release(ended, context)
-            return longer
-        return await self._acquire_public(request, context)
+        if blocks := await self._longer_blocks(request, context):
+            return await self._acquire_public(request, context, blocks)
+        own = await super().Acquire(request, context)
+        blocks = await self._longer_blocks_elsewhere(request, own.hit_blocks)
+        if not (blocks and self._has_part(session)):  # it may have been taken meanwhile
+            return own
+        public = await self._acquire_public(request, context, blocks)
+        shorter, longer = sorted((public, own), key=lambda reply: reply.hit_blocks)
+        if shorter.lease:
+            ended = pb.ReleaseRequest(session=session, leases=[shorter.lease])
+            await self.Release(ended, context)
+        return longer
 
-    async def _acquire_public(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+    async def _acquire_public(
+        self, request: pb.AcquireRequest, context: Context, blocks: int
+    ) -> pb.GrantReply:
+        """blocks: how long a prefix it is likely to be. The caller knows that there is a part for
+        it."""
         session = request.session
         guest = self._guest(session)
         asked = pb.AcquireRequest()
         asked.CopyFrom(request)
         asked.session, asked.request_id, asked.session_id = guest.process.session, "", ""
         asked.file_places = False  # its files are not the reader's to open
-        reply = await self._public.Acquire(asked, context, is_guest=True)
+        with self._granting(request, blocks):
+            reply = await self._public.Acquire(asked, context, is_guest=True)
         if reply.lease:
             guest.leases.add(reply.lease)
         return reply
@@ -105,9 +119,16 @@ class SharingService(Service):
         guest.leases.difference_update(there)
         return pb.ReleaseReply(held=[held[lease] for lease in request.leases])
 
-    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
-        longer = await self._is_longer(request, context)
-        replies = self._public.Get(request, context) if longer else super().Get(request, context)
+    async def Get(
+        self, request: pb.GetRequest, context: Context, *, streams: Streams | None = None
+    ) -> AsyncIterator[pb.GetReply]:
+        left_nbytes = self._left_nbytes()
+        if left_nbytes > 0 and await self._longer_blocks(request, context):
+            streams = self._guest_streams
+            streams.copied.bound(min(COPIED_NBYTES_MAX, left_nbytes))
+            replies = self._public.Get(request, context, streams=streams)
+        else:
+            replies = super().Get(request, context, streams=streams)
         async for reply in replies:
             yield reply
 
@@ -120,23 +141,25 @@ class SharingService(Service):
                 pass  # then it was not there that this was read
         return own
 
-    async def _is_longer(self, request: Any, context: Context) -> bool:
-        """Say whether the shared tenant has a longer prefix of these keys."""
+    async def _longer_blocks(self, request: Any, context: Context) -> int:
+        """Return how long a prefix of these keys the shared tenant has, 0 if no longer one."""
         if not request.keys:
-            return False
+            return 0
         asked = pb.MatchRequest(namespace_id=request.namespace_id, keys=request.keys)
         asked.refined = getattr(request, "refined", False)
         public = await self._match(asked, context)
         if not public.hit_blocks:
-            return False
-        return public.hit_blocks > (await super().Match(asked, context)).hit_blocks
+            return 0
+        own = await super().Match(asked, context)
+        return public.hit_blocks if public.hit_blocks > own.hit_blocks else 0
 
-    async def _is_longer_elsewhere(self, request: pb.AcquireRequest, hit_blocks: int) -> bool:
-        """Say whether the shared tenant of another host has a longer prefix of these keys; then
-        the shared tenant of this one can fetch it. A host that has nothing is told nothing."""
+    async def _longer_blocks_elsewhere(self, request: pb.AcquireRequest, hit_blocks: int) -> int:
+        """Return how long a prefix of these keys the shared tenant of another host has, 0 if no
+        longer one; then the shared tenant of this one can fetch it. A host that has nothing is told
+        nothing."""
         keys = self._requests.keys(request.keys)
         if hit_blocks >= len(keys) or request.spans or not request.wait_s:
-            return False
+            return 0
         namespace = self._store.namespaces.get(NamespaceId(request.namespace_id))
         reach = await self._public_store.elsewhere(
             namespace,
@@ -146,9 +169,9 @@ class SharingService(Service):
             refined=request.refined,
         )
         if reach <= max(hit_blocks, request.skip_blocks):
-            return False
+            return 0
         self._public_store.namespaces.learn(namespace)
-        return True
+        return reach
 
     async def _match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         try:
@@ -159,12 +182,32 @@ class SharingService(Service):
     def _has_part(self, session: int) -> bool:
         """Say whether this tenant's readers may hold more of the shared tenant's, with one more
         session if need be. What one lease holds beyond that is let pass."""
-        store, tenants = self._public_store, self._tenants_now()
-        guests = [guest.process.session for guest in self._guests.values()]
-        if session not in self._guests and (len(guests) + 1) * tenants > store.limits.sessions_max:
+        most = self._public_store.limits.sessions_max
+        if session not in self._guests and (len(self._guests) + 1) * self._tenants_now() > most:
             return False
-        leasable = store.arena.capacity_bytes * store.limits.leased_fraction
-        return sum(map(store.sessions.leased_bytes, guests)) * tenants < leasable
+        return self._left_nbytes() > self._guest_streams.copied.taken_nbytes
+
+    def _left_nbytes(self) -> int:
+        """Return how many more bytes this tenant's readers may lease of the shared tenant's."""
+        store = self._public_store
+        part = store.arena.capacity_bytes * store.limits.leased_fraction / self._tenants_now()
+        sessions = (guest.process.session for guest in self._guests.values())
+        leased = sum(map(store.sessions.leased_bytes, sessions))
+        return int(part) - leased - self._granting_nbytes
+
+    @contextmanager
+    def _granting(self, request: pb.AcquireRequest, blocks: int) -> Iterator[None]:
+        """Hold a part for the time of the context for what will be leased."""
+        namespace = self._public_store.namespaces.get(NamespaceId(request.namespace_id))
+        if spans := spans_of(request.spans):
+            nbytes = _nbytes_at_most(namespace, spans, blocks)
+        else:
+            nbytes = span_nbytes(namespace, needed_spans(namespace, blocks, request.skip_blocks))
+        self._granting_nbytes += nbytes
+        try:
+            yield
+        finally:
+            self._granting_nbytes -= nbytes
 
     def _guest(self, session: int) -> _Guest:
         if session not in self._guests:
@@ -177,3 +220,14 @@ class SharingService(Service):
         """End what a reader holds, when its own session has ended."""
         if (guest := self._guests.pop(session, None)) is not None:
             self._public_store.sessions.leave(guest.process)
+
+
+def _nbytes_at_most(namespace: Namespace, spans: Iterable[Span], blocks: int) -> int:
+    """Return what the first `blocks` blocks have of some parts. Nobody has checked the spans yet:
+    parts that there are not have nothing."""
+    known = {Part(g, s) for g, group in enumerate(namespace.groups) for s in range(group.shards)}
+    return sum(
+        max(0, min(span.end, blocks) - span.begin) * padded(namespace.record_nbytes(span.part))
+        for span in spans
+        if span.part in known
+    )

@@ -75,6 +75,12 @@ class Room:
     def taken_nbytes(self) -> int:
         return self._nbytes_max - self._free
 
+    def bound(self, nbytes_max: int) -> None:
+        """Set how many bytes there are. What is taken beyond that is let pass."""
+        self._free += nbytes_max - self._nbytes_max
+        self._nbytes_max = nbytes_max
+        self._hand_out()
+
     async def take(self, nbytes: int, wait_s: float) -> Held:
         """Take bytes, all there are if that is fewer. Raises Unavailable after `wait_s`."""
         nbytes = min(nbytes, self._nbytes_max)
@@ -105,8 +111,11 @@ class Room:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            nbytes, turn = self._waiting.popleft()
+        while self._waiting:
+            nbytes, turn = self._waiting[0]
+            if nbytes > self._free and self.taken_nbytes:  # it may be more than there is now
+                return
+            self._waiting.popleft()
             if not turn.done():
                 self._free -= nbytes
                 turn.set_result(None)

@@ -42,7 +42,20 @@ class Streams:
         self._gets = Turns()
         self._copied = Room()
         self._reserved_nbytes = 0
+        self._is_guest = False
         self.lane: Lane | None = None  # of a tenant among several
+
+    def at(self, store: Store) -> Streams:
+        """Return the streams of this tenant as a reader of another store: they take the places and
+        the lane of its own gets."""
+        guest = Streams(store, self._metrics)
+        guest._gets, guest.lane, guest._is_guest = self._gets, self.lane, True
+        return guest
+
+    @property
+    def copied(self) -> Room:
+        """The records that gets have copied, and not sent."""
+        return self._copied
 
     # ---- put -----------------------------------------------------------------------------------
 
@@ -144,6 +157,7 @@ class Streams:
                 keys,
                 wait_s=wait_s,
                 spans=(Span(Part(request.group, request.shard), 0, len(keys)),),
+                is_guest=self._is_guest,
             )
         try:
             found, sending.data = await asyncio.to_thread(self._copy_out, grant, record_nbytes)

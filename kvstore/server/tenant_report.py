@@ -46,8 +46,9 @@ class TenantReport:
         self._tenants = tenants
 
     async def stats(self) -> dict[str, Any]:
-        """Return the stats of one store, summed over all; `tenants`: of each. One is looked at
-        after the other, and calls are answered in between."""
+        """Return the stats of one store, summed over all; `tenants`: of each; `leaving`: what is
+        left of those that are being deleted. One is looked at after the other, and calls are
+        answered in between."""
         own: dict[str, dict[str, Any]] = {}
         for each in self._tenants:
             if self._tenants.find(each.name) is not each:  # deleted meanwhile
@@ -62,13 +63,14 @@ class TenantReport:
             "dram_overshoot_bytes": self._tenants.dram.overshoot_nbytes,
             "file_overshoot_bytes": self._tenants.file.overshoot_nbytes,
         }
+        leaving = {name: each.left for name, each in self._tenants.leaving.items()}
         if not own:
-            return {"tenants": {}, "lending": lending}
+            return {"tenants": {}, "lending": lending, "leaving": leaving}
         for stats in own.values():
             stats.pop("fleet", None)  # it says of the whole fleet what the tenant may know
         total = summed(list(own.values()))
         del total["share"]
-        told = {**total, "tenants": own, "lending": lending}
+        told = {**total, "tenants": own, "lending": lending, "leaving": leaving}
         if self._tenants.elsewhere is not None:
             told["fleet"] = self._tenants.elsewhere.stats()
         told["uptime_s"] = max(each["uptime_s"] for each in own.values())

@@ -21,6 +21,7 @@ LINKS = ("auto", "tcp", "ucx", "nixl")
 ADDRESSES_MAX = 1024
 VIEW_BYTES_MIN = MIB
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1035
+HOST_CHARS_MAX, LABEL_CHARS_MAX = 253, 63  # of a name: what DNS and IDNA take
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 
 
@@ -170,7 +171,9 @@ def peer_listen_address(settings: ClusterSettings) -> tuple[str, int] | None:
 def parse_address(key: str, text: str) -> tuple[str, int]:
     """Return (host, port) of "10.0.0.7:7702", "[::1]:7702" or "name:7702". Raises ConfigError."""
     host, _, port = text.rpartition(":")
-    if not _HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{1,5}", port):
+    labels = host.split(".")
+    named = _HOST.fullmatch(host) and all(0 < len(each) <= LABEL_CHARS_MAX for each in labels)
+    if not named or len(host) > HOST_CHARS_MAX or not re.fullmatch(r"[0-9]{1,5}", port):
         raise ConfigError(f"{key}={text[:200]!r} is not an address: write 10.0.0.7:7702")
     if not 0 < int(port) <= 65535:
         raise ConfigError(f"{key}={text[:200]!r}: ports are 1 to 65535")

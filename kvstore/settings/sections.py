@@ -137,7 +137,7 @@ class FileSettings:
         "Bytes per day that may be written to the file tier, to spare flash; 0 is no "
         "limit. The budget goes to the prefixes most likely to be used again, judged by"
         " how similar prefixes were used. At most half an hour of it is saved up or "
-        "overdrawn. Other blocks stay in DRAM alone.",
+        "overdrawn. Other blocks stay in DRAM alone. Tenants share it by weight.",
         0,
         live=True,
     )
@@ -181,7 +181,7 @@ class ObjectSettings:
     )
     capacity_bytes: int = setting(
         "Cap on the bytes under that prefix, for all daemons together. Each daemon adds"
-        " what it has written to its last count of the bucket.",
+        " what it has written to its last count of the bucket. Tenants have parts of it.",
         1024 * GIB,
         live=True,
     )

@@ -81,9 +81,13 @@ def metrics_address(settings: Settings) -> tuple[str, int] | None:
 
 
 def metrics_are_open(settings: Settings) -> bool:
-    """Tell whether everybody who reaches server.metrics_listen may read /metrics."""
+    """Tell whether everybody who reaches server.metrics_listen may read /metrics: by
+    server.metrics_open, or on loopback of a daemon that has one user and asks nobody."""
+    if settings.server.metrics_open:
+        return True
     address = metrics_address(settings)
-    return settings.server.metrics_open or (address is not None and is_loopback(address[0]))
+    asks = has_credentials(settings) or bool(settings.tenants)
+    return not asks and address is not None and is_loopback(address[0])
 
 
 def _address(settings: Settings, key: str, text: str) -> tuple[str, int] | None:

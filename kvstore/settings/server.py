@@ -43,19 +43,19 @@ class ServerSettings:
     metrics_listen: str = setting(
         "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop "
         "answers) and /readyz (503 while clients should use another daemon). Port 0 "
-        'takes a free port, "" switches it off. On loopback every user of this host may '
-        "read counts, sizes, times and directories there, but no keys and no prompts; without "
-        "credentials they may ask /v1/match whether a prompt that they know is stored. "
-        "Beyond loopback it needs tls.cert and credentials, and /metrics a credential of "
-        "the role operator, or admin of several tenants. With tls.cert it is HTTPS. "
+        'takes a free port, "" switches it off. On loopback, without credentials and tenants, '
+        "every user of this host may read counts, sizes, times and directories there, but no keys "
+        "and no prompts, and ask /v1/match whether a prompt that they know is stored. Otherwise "
+        "/metrics takes a credential of the role operator, or admin of several tenants. "
+        "Beyond loopback it needs tls.cert and credentials. With tls.cert it is HTTPS. "
         "server.metrics_open allows it without both.",
         "127.0.0.1:7701",
     )
     metrics_open: bool = setting(
         "Allow server.metrics_listen beyond loopback without TLS and credentials: everybody "
-        "who reaches it may read counts, sizes, times and directories, and ask /v1/match whether "
-        "a prompt that they know is stored. For networks that keep others away, such as a pod's "
-        "behind a NetworkPolicy.",
+        "who reaches it may read counts, sizes, times and directories, of every tenant, and, "
+        "without tenants, ask /v1/match whether a prompt that they know is stored. For networks "
+        "that keep others away, such as a pod's behind a NetworkPolicy.",
         False,
     )
     page: bool = setting(

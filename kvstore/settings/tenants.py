@@ -53,15 +53,23 @@ class TenantSettings:
     file_max_bytes: int = setting(
         "Bytes of the file tier that it may use; 0 is all of it.", 0, live=True, key="file.max"
     )
+    object_guaranteed_bytes: int = setting(
+        "Bytes of object.capacity that are its own. What no tenant is guaranteed is divided by "
+        "weight, and never lent.",
+        0,
+        live=True,
+        key="object.guaranteed",
+    )
     object_max_bytes: int = setting(
-        "Bytes that it may have in the bucket; 0 is object.capacity.",
+        "Bytes of object.capacity that it may have at most; 0 is all of it. What its part is more "
+        "than that, the others have.",
         0,
         live=True,
         key="object.max",
     )
     write_bytes_per_day: int = setting(
-        "Bytes per day that may be written to the file tier for it, as file.write_per_day; 0 is "
-        "that setting's value.",
+        "Bytes per day that may be written to the file tier for it at most; 0 is no limit of its "
+        "own. All tenants share file.write_per_day by weight.",
         0,
         live=True,
     )
@@ -163,6 +171,10 @@ def check_tenants(settings: Settings) -> None:
         whole = settings.file.capacity_bytes * len(settings.file.paths)
         guaranteed = [each.file_guaranteed_bytes for each in tenants]
         _check_sum("file", guaranteed, whole, "file.capacity of all directories")
+    if settings.object.url:
+        whole = settings.object.capacity_bytes
+        guaranteed = [each.object_guaranteed_bytes for each in tenants]
+        _check_sum("the bucket", guaranteed, whole, "object.capacity")
 
 
 def _check_tenant(tenant: TenantSettings, settings: Settings) -> None:
@@ -196,12 +208,10 @@ def _check_tenant(tenant: TenantSettings, settings: Settings) -> None:
             raise ConfigError(
                 f"{key}.bandwidth.{name}={size_text(nbytes)}: at least 1MiB a second; 0 is no bound"
             )
-    if tenant.write_bytes_per_day < 0:
-        raise ConfigError(
-            f"{key}.write_per_day={tenant.write_bytes_per_day}: 0 is file.write_per_day's value"
-        )
+    _check_parts(key, tenant)
     _check_max(f"{key}.dram", tenant.dram_guaranteed_bytes, tenant.dram_max_bytes)
     _check_max(f"{key}.file", tenant.file_guaranteed_bytes, tenant.file_max_bytes)
+    _check_max(f"{key}.object", tenant.object_guaranteed_bytes, tenant.object_max_bytes)
     if tenant.arena not in ARENAS:
         raise ConfigError(f"{key}.arena={tenant.arena!r}: choose one of {', '.join(ARENAS)}")
     if tenant.shared and tenant.arena != "sealed":
@@ -209,6 +219,19 @@ def _check_tenant(tenant: TenantSettings, settings: Settings) -> None:
     if OTHERS_UID in (tenant.unix_uid, tenant.unix_gid):
         raise ConfigError(f"{key}.unix: {OTHERS_UID} is what every unknown user is called")
     _check_mode(key, tenant)
+
+
+def _check_parts(key: str, tenant: TenantSettings) -> None:
+    if tenant.write_bytes_per_day < 0:
+        raise ConfigError(
+            f"{key}.write_per_day={tenant.write_bytes_per_day}: 0 is its part of file.write_per_day"
+        )
+    for name, nbytes in (
+        ("guaranteed", tenant.object_guaranteed_bytes),
+        ("max", tenant.object_max_bytes),
+    ):
+        if nbytes < 0:
+            raise ConfigError(f"{key}.object.{name}={nbytes} is less than 0")
 
 
 def _check_max(key: str, guaranteed: int, most: int) -> None:

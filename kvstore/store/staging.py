@@ -11,72 +11,92 @@ else can write to, and no other session's memory is ever read for it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import SessionId
-from kvstore.model.block import Slot, padded
+from kvstore.model.block import PAGE_NBYTES, Slot
 from kvstore.model.checksum import copies_out, shared_copies
-from kvstore.model.errors import ConfigError, CorruptBlock, InvalidRequest, Unavailable
-from kvstore.system.shared_mapping import SharedMapping
+from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
+from kvstore.settings import TenantSettings
+from kvstore.store.staging_area import StagingArea
 from kvstore.system.threads import Threads, ended, outlive
 from kvstore.tier.dram import Arena, ExtentHandle
-from kvstore.tier.dram.allocator import ExtentAllocator
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-AREA_NBYTES_MIN = 64 << 20
-AREA_NBYTES_MAX = 256 << 20
-AREA_SHARE = 3  # of the arena, one part is staging memory of one session
 AREAS_NBYTES_MAX = 16 << 30  # of all sessions; their clients' control groups pay for the pages
+AREA_NBYTES_MAX = 256 << 20
+AREA_NBYTES_ENOUGH = 64 << 20  # up to here, a session may have half of what is left,
+AREA_SHARE = 3  # beyond it, one part of so many
+AREA_NBYTES_MIN = 1 << 20  # unless the arena is tiny
+SESSIONS_MIN = 4
 THREADS = 2
 THREAD_NBYTES = 512 << 10  # are worth a thread
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@dataclass(slots=True)
-class _Area:
-    """The staging memory of one session. Its pages exist once its client has written to them."""
+def staged_nbytes_max(tenants: Iterable[TenantSettings]) -> int:
+    """Return the most that the sessions of all tenants have beside sealed arenas."""
+    sealed = (each for each in tenants if each.arena == "sealed")
+    return sum(min(AREAS_NBYTES_MAX, each.dram_guaranteed_bytes) for each in sealed)
 
-    handle: ExtentHandle
-    view: memoryview
-    space: ExtentAllocator
+
+class _Piece(NamedTuple):
+    """Records of one reservation: where they were staged, and where they go."""
+
+    area: StagingArea
+    slots: list[Slot]
+    targets: list[memoryview]
 
 
 class Staging:
-    """All staging memory of one store."""
+    """All staging memory of one store. nbytes_max: of all sessions together, as much as the arena
+    has."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._areas: dict[SessionId, _Area] = {}
+        self._areas: dict[SessionId, StagingArea] = {}
+        self._leaving: dict[StagingArea, Future[None] | None] = {}  # None: it is being copied from
         self._staged: dict[int, tuple[SessionId, list[Slot | None]]] = {}  # by lease
         self._threads = Threads(THREADS, thread_name_prefix="kvstore-stage")
-        share = padded(arena.growth.capacity_bytes // AREA_SHARE)
-        self.area_nbytes = max(AREA_NBYTES_MIN, min(AREA_NBYTES_MAX, share))
+        # A client that writes to its file in slow motion holds up this one, and no copies.
+        self._giver = Threads(1, thread_name_prefix="kvstore-unstage")
+        self.nbytes_max = min(AREAS_NBYTES_MAX, arena.growth.capacity_bytes)
 
     def close(self) -> None:
         for session in list(self._areas):
             self.end(session)
         self._threads.shutdown(wait=False)
+        self._giver.shutdown(wait=False)
 
     # ---- sessions ------------------------------------------------------------------------------
 
     def handles(self, session: SessionId) -> list[ExtentHandle]:
-        """Return the memory of a session that has a process, made now if it has none. Raises
-        Unavailable."""
+        """Return the memory of a session that has a process, made now if it has none. The more
+        sessions have some, the less is left for each. Raises Unavailable."""
         if session not in self._areas:
-            if (len(self._areas) + 1) * self.area_nbytes > AREAS_NBYTES_MAX:
+            nbytes = self._area_nbytes()
+            if nbytes < min(AREA_NBYTES_MIN, self.nbytes_max >> SESSIONS_MIN):
                 raise Unavailable("too many sessions write to a sealed arena", reason="sessions")
-            self._areas[session] = self._make()
+            self._areas[session] = StagingArea(self._arena.extents.new_id(), nbytes)
         return [self._areas[session].handle]
+
+    def _area_nbytes(self) -> int:
+        """Return how much the next session has."""
+        for area, job in list(self._leaving.items()):
+            if job is not None and job.done():
+                del self._leaving[area]
+        taken = sum(area.nbytes for area in (*self._areas.values(), *self._leaving))
+        left = self.nbytes_max - taken
+        wanted = max(left // AREA_SHARE, min(left // 2, AREA_NBYTES_ENOUGH))
+        return min(AREA_NBYTES_MAX, wanted) // PAGE_NBYTES * PAGE_NBYTES
 
     def end(self, session: SessionId) -> None:
         """Let go of a session's memory. What is being copied from it stays until that has ended."""
@@ -84,7 +104,17 @@ class Staging:
         if area is None:
             return
         area.handle.closed = True
-        os.close(area.handle.fd)  # the mapping goes with the last view of it
+        self._leaving[area] = None
+        if not area.users:
+            self._give_back(area)
+
+    def _give_back(self, area: StagingArea) -> None:
+        try:
+            self._leaving[area] = self._giver.submit(area.give_back)
+        except RuntimeError as error:  # no thread may be had, or the daemon ends
+            logger.warning("staging=not_given_back bytes=%d reason=%r", area.nbytes, str(error))
+            os.close(area.handle.fd)
+            del self._leaving[area]
 
     # ---- reservations --------------------------------------------------------------------------
 
@@ -93,14 +123,14 @@ class Staging:
         area = self._areas.get(session)
         if area is None:
             raise Unavailable("this session has no staging memory: it has not joined the arena")
-        return [None if each is None else _allocate(area, each.nbytes) for each in held]
+        return [None if each is None else area.allocate(each.nbytes) for each in held]
 
     def forget(self, session: SessionId, slots: Sequence[Slot | None]) -> None:
         """Take slots back that no lease is noted for."""
         area = self._areas.get(session)
         for slot in slots:
             if area is not None and slot is not None:
-                area.space.free(slot.offset, slot.nbytes)
+                area.free(slot)
 
     def note(self, lease_id: int, session: SessionId, slots: list[Slot | None]) -> None:
         """Note which slots stand for those of a reservation, until `over`."""
@@ -124,31 +154,38 @@ class Staging:
         if area is None or len(slots) != len(held):
             raise InvalidRequest(f"reservation {lease_id} is being committed already")
         pairs = [
-            (_view(area, slot), self._arena.view(each.slot))
+            (slot, self._arena.view(each.slot))
             for slot, each in zip(slots, held, strict=True)
             if slot is not None and each is not None
         ]
         wanted = [each for each, slot in zip(checksums, slots, strict=True) if slot is not None]
+        piece = _Piece(area, [slot for slot, _ in pairs], [target for _, target in pairs])
+        area.users += 1
         try:
-            found = await self._copied(pairs)
+            found = await self._copied(piece)
         finally:
+            area.users -= 1
             self.forget(session, slots)
+            if area in self._leaving and not area.users:
+                self._give_back(area)
         for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
             if one != other:
                 raise CorruptBlock(f"record {index} does not match its checksum: put it again")
 
-    async def _copied(self, pairs: Sequence[tuple[memoryview, memoryview]]) -> list[int]:
-        """Copy each source to its target; return the checksums of what has arrived. Threads take
+    async def _copied(self, piece: _Piece) -> list[int]:
+        """Copy each record to its target; return the checksums of what has arrived. Threads take
         shares as they come, where the native library is there."""
-        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-        shared = shared_copies(sources, targets)
+        sources = [piece.area.view(slot) for slot in piece.slots]
+        shared = shared_copies(sources, piece.targets)
         if shared is not None:
+            take = partial(_taken, piece, shared.take_part)
             threads = min(THREADS, -(-shared.nbytes // THREAD_NBYTES))
-            await self._done([shared.take_part] * threads)
-            return shared.checksums
-        share = max(1, -(-len(pairs) // THREADS))
-        shares = [slice(at, at + share) for at in range(0, len(pairs), share)]
-        found = await self._done([partial(copies_out, sources[at], targets[at]) for at in shares])
+            if any(await self._done([take] * threads)):
+                return shared.checksums
+        share = max(1, -(-len(sources) // THREADS))
+        shares = [slice(at, at + share) for at in range(0, len(sources), share)]
+        copy = partial(_share_copied, piece, through_mapping=shared is None)
+        found = await self._done([partial(copy, each) for each in shares])
         return [each for some in found for each in some]
 
     async def _done(self, works: Sequence[Callable[[], T]]) -> list[T]:
@@ -164,24 +201,18 @@ class Staging:
             raise
         return [job.result() for job in jobs]
 
-    def _make(self) -> _Area:
-        fd = os.memfd_create("kvstore-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.fchmod(fd, 0o600)  # others could open it anew through /proc
-            os.ftruncate(fd, self.area_nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            view = SharedMapping(fd, self.area_nbytes).view()
-        except OSError as error:
-            os.close(fd)
-            raise ConfigError(f"no staging memory: {error.strerror}") from error
-        handle = ExtentHandle(self._arena.extents.new_id(), fd, self.area_nbytes)
-        return _Area(handle, view, ExtentAllocator(self.area_nbytes))
+
+def _taken(piece: _Piece, take_part: Callable[[], None]) -> bool:
+    """Take part in copies of a piece in a thread, if all of it is there; say whether it is."""
+    if not piece.area.is_there(piece.slots):
+        return False
+    take_part()
+    return True
 
 
-def _allocate(area: _Area, nbytes: int) -> Slot | None:
-    offset = area.space.allocate(nbytes)
-    return None if offset is None else Slot(area.handle.id, offset, nbytes)
-
-
-def _view(area: _Area, slot: Slot) -> memoryview:
-    return area.view[slot.offset : slot.offset + slot.nbytes]
+def _share_copied(piece: _Piece, share: slice, *, through_mapping: bool) -> list[int]:
+    """Copy some records of a piece in a thread; return the checksums of what has arrived."""
+    slots, targets = piece.slots[share], piece.targets[share]
+    if through_mapping and piece.area.is_there(slots):
+        return copies_out([piece.area.view(slot) for slot in slots], targets)
+    return piece.area.read(slots, targets)

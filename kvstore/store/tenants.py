@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,11 @@ from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, InvalidRequest, Unavailable
 from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
 from kvstore.settings import Settings, TenantSettings
+from kvstore.store.erasure import Place
 from kvstore.store.lanes import LaneMaker, Lanes
 from kvstore.store.lending import STEP_NBYTES, DramPart, FilePart, Lending
 from kvstore.store.store import HOUSEKEEPING_S, Store
+from kvstore.store.tenant_shares import object_share, write_share
 from kvstore.system.background import keep_running
 from kvstore.system.turns import TurnPool, TurnUser
 from kvstore.tier.file import holds_blocks
@@ -48,6 +50,26 @@ class Tenant:
     lanes: Lanes | None = None
 
 
+@dataclass(slots=True)
+class Leaving:
+    """A tenant that is deleted: its calls are refused, and something of it may still be stored.
+
+    blocks: it had. settings: of its own store. places: where something may be. erased: how far
+    nothing can be read again, of those places whose keys are destroyed. left: what is there, and
+    why.
+    """
+
+    blocks: int
+    settings: Settings
+    places: Sequence[Place]
+    erased: dict[str, str] = field(default_factory=dict)
+    left: str = ""
+
+    @property
+    def has_files(self) -> bool:
+        return any(Path(path).exists() for path in self.settings.file.paths)
+
+
 class Elsewhere(Protocol):
     """The rest of the fleet, for tenants that come and go."""
 
@@ -69,11 +91,12 @@ class Tenants:
         settings: Settings,
         make: Callable[..., Store],
         metrics: Metrics,
-        erase: Callable[[Path, str], str] = lambda path, name: "none",
+        places_of: Callable[[Settings, str], Sequence[Place]] = lambda own, name: (),
     ) -> None:
-        """metrics: the daemon's; those of its only tenant, where none is configured. erase:
-        destroys a tenant's directory, in a thread, and returns how far it cannot be read again."""
-        self.erase = erase
+        """metrics: the daemon's; those of its only tenant, where none is configured. places_of:
+        where something may be stored of a tenant, by its own settings."""
+        self._places_of = places_of
+        self.leaving: dict[str, Leaving] = {}
         self._make = make
         self._metrics = metrics
         self.elsewhere: Elsewhere | None = None  # set once this daemon is in a fleet
@@ -232,8 +255,7 @@ class Tenants:
 
     def reconfigure(self, settings: Settings) -> None:
         """Take what of the settings can change while the daemon runs. `check` them first."""
-        for tenant, derived in self._derived(settings):
-            tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
+        self.divide(settings)
         self.dram.capacity_bytes = settings.dram.capacity_bytes  # `_lend` makes it look again
         self.file.capacity_bytes = settings.file.capacity_bytes * len(settings.file.paths)
         for each in settings.tenants:
@@ -244,6 +266,11 @@ class Tenants:
                 for turn in found.turns:
                     turn.weight = each.weight
                 self._lend(settings, each, found.store)
+
+    def divide(self, settings: Settings) -> None:
+        """Give each tenant its part of what is not lent, since they have become more or fewer."""
+        for tenant, derived in self._derived(settings):
+            tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
 
     def _as_lent(self, tenant: Tenant, derived: Settings) -> Settings:
         """Return a store's settings with the caps that it has now: `Lending` moves those."""
@@ -273,6 +300,16 @@ class Tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 yield found, settings_of_tenant(settings, each)
 
+    def leave(self, tenant: Tenant, settings: Settings) -> Leaving:
+        """Begin to delete a tenant whose calls are refused: as `remove`, but until it is deleted it
+        is among those that are `leaving`. settings: the daemon's."""
+        assert tenant.settings is not None
+        own = settings_of_tenant(settings, tenant.settings)
+        blocks = tenant.store.report.stats()["blocks"]
+        self.leaving[tenant.name] = Leaving(blocks, own, self._places_of(own, tenant.name))
+        self.remove(tenant.name)
+        return self.leaving[tenant.name]
+
     def remove(self, name: str) -> None:
         """Forget a tenant; the caller closes its store, and then says that it is `gone`."""
         self.get(name)
@@ -301,7 +338,7 @@ def settings_of_tenant(settings: Settings, tenant: TenantSettings) -> Settings:
             file,
             path=tuple(map(str, paths)),
             capacity_bytes=_pages(tenant.file_guaranteed_bytes // len(paths)),
-            write_bytes_per_day=tenant.write_bytes_per_day or file.write_bytes_per_day,
+            write_bytes_per_day=write_share(settings, tenant),
         )
     return replace(
         settings,
@@ -314,7 +351,7 @@ def settings_of_tenant(settings: Settings, tenant: TenantSettings) -> Settings:
         object=replace(
             settings.object,
             url=_url_of(settings, tenant.name),
-            capacity_bytes=tenant.object_max_bytes or settings.object.capacity_bytes,
+            capacity_bytes=object_share(settings, tenant),
         ),
         limits=limits,
         tenants=(),

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.system.background import keep_running
-from kvstore.system.descriptors import links_max
+from kvstore.system.descriptors import LinkCount, LinkPool
 from kvstore.transport.arena_wire import (
     Ended,
     Extent,
@@ -29,13 +29,14 @@ from kvstore.transport.arena_wire import (
     send,
 )
 from kvstore.transport.messages import Epoch
-from kvstore.transport.unix_sockets import peer_of
+from kvstore.transport.unix_sockets import peer_name, peer_of
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 10.0
 LINKS_MAX = 4096
+LINK_DESCRIPTORS = 2  # the socket, and one of its peer's process
 LINK = "ArenaLink"  # where refusals are counted
 ACCEPT_PAUSE_S = 0.1
 
@@ -99,15 +100,19 @@ class ArenaHost:
         processes: Processes,
         extents: Extents,
         epoch: Epoch,
-        refused: Callable[[str, KVStoreError], None],
+        refused: Callable[[str, KVStoreError, str], None],
         *,
         task_failed: Callable[[str], None],
         check_peer: CheckPeer | None = None,
         also: Sequence[tuple[Extents, Epoch]] = (),
+        count: LinkCount | None = None,
     ) -> None:
         """also: extents of others that these clients read, with the epochs of their numbers.
-        refused: is told of each link that is not let in. task_failed: see `keep_running`.
-        check_peer: who is let in, if not this user alone."""
+        refused: is told of each link that is not let in, and whose it was. task_failed: see
+        `keep_running`.
+        check_peer: who is let in, if not this user alone. count: of its links, where there are
+        other listeners."""
+        self._count = count or LinkPool(LINKS_MAX, LINK_DESCRIPTORS).listener()
         self._check_peer = check_peer or check_own_user
         self._task_failed = task_failed
         self._listener = listener
@@ -132,6 +137,7 @@ class ArenaHost:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
+        self._count.close()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,14 +148,19 @@ class ArenaHost:
                 logger.warning("arena_link=not_accepted reason=%r", str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if len(self._links) >= links_max(LINKS_MAX):
+            if not self._count.take():
                 logger.warning("arena_link=refused links=%d", len(self._links))
-                self._refused(LINK, Unavailable("too many links", reason="links"))
+                too_many = Unavailable("too many links", reason="links")
+                self._refused(LINK, too_many, peer_name(connection))
                 connection.close()
                 continue
             task = asyncio.create_task(self._serve(connection))
             self._links.add(task)
-            task.add_done_callback(self._links.discard)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._links.discard(task)
+        self._count.give_back()
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -240,7 +251,7 @@ class ArenaHost:
 
     async def _refuse(self, connection: socket.socket, error: KVStoreError) -> None:
         logger.info("arena_link=refused reason=%r", str(error))
-        self._refused(LINK, error)
+        self._refused(LINK, error, peer_name(connection))
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await send(connection, Refused(type(error).__name__, str(error)[:1000]))

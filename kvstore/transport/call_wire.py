@@ -103,6 +103,7 @@ class FrameLink(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self.clogged = False
+        self._is_held = False
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
 
@@ -133,8 +134,24 @@ class FrameLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
+        self._hand_over()
+
+    def hold(self) -> None:
+        """Take no more frames, and read nothing more, until `go_on`."""
+        self._is_held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Take the frames that have come, unless one of them holds the link again."""
+        self._is_held = False
+        self._hand_over()
+        if not self._is_held and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _hand_over(self) -> None:
         try:
-            while (frame := self._next()) is not None:
+            while not self._is_held and (frame := self._next()) is not None:
                 self._on_frame(frame)
         except Incompatible:
             self.close()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 _CREDENTIALS = struct.Struct("iII")
 _SO_PEERGROUPS = 59  # Linux 4.13; not in the socket module
 _GROUPS_MAX = 1024
+UNIX = "unix"
 
 
 class Peer(NamedTuple):
@@ -25,6 +26,15 @@ def peer_of(connection: socket.socket) -> Peer:
     """Ask the kernel. Of a listening end it is who made it listen. Raises OSError."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(found))
+
+
+def peer_name(connection: socket.socket) -> str:
+    """Return who is at the other end, in words; "unix" where the kernel does not tell."""
+    try:
+        peer = peer_of(connection)
+    except OSError:
+        return UNIX
+    return f"{UNIX} uid={peer.uid} pid={peer.pid}"
 
 
 def groups_of(connection: socket.socket) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -20,7 +21,7 @@ from kvstore.server.rights import RIGHTS
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
 from tests.hostile.middle import PREFACE, Middle
-from tests.hostile.scene import SPACE, Scene, put, record_of, wrong_among
+from tests.hostile.scene import SPACE, Scene, client_of, put, record_of, wrong_among
 from tests.server.every_method import ANSWERED, METHODS, OPTIONS, UNAUTHORIZED, ask, bearer
 from tests.tls import Authority
 
@@ -40,14 +41,14 @@ class Site:
         self.daemon: Daemon | None = None
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[Daemon]:
+    def serving(self, *overrides: str) -> Iterator[Daemon]:
         settings = (
             "server.listen=127.0.0.1:0",
             f"tls.cert={self.server.cert}",
             f"tls.key={self.server.key}",
             f"security.tokens={self.tokens}",
         )
-        with self.scene.daemon(*settings) as daemon:
+        with self.scene.daemon(*settings, *overrides) as daemon:
             self.daemon = daemon
             yield daemon
 
@@ -213,6 +214,52 @@ def rotations_of_certificates(scene: Scene) -> None:
         if failed:
             scene.details["rotation_failures"] = failed[:3]
         scene.controls["calls were made"] = made[0] >= calls_min
+
+
+def tokens_left_behind(scene: Scene) -> None:
+    """Who may read logs, /proc, counts, settings and files of the daemon looks for tokens there."""
+    overrides = ("server.log_level=debug",)
+    with _site(scene) as site:
+        audit = site.directory / "audit"
+        with site.serving(*overrides, f"security.audit={audit}") as daemon:
+            right = site.issue("acme", Role.ADMIN)
+            wrong = right[:-1] + ("A" if right[-1] != "A" else "B")
+            with site.channel() as channel:
+                until_answered(channel, right)
+                for token in (right, wrong):
+                    for method in METHODS:
+                        ask(channel, method, bearer(token))
+            with site.client(right) as client:
+                put(client, "tokens", 2)
+            places = _places_to_look(daemon) | {"the log": daemon.output().encode()}
+        places["the audit log"] = audit.read_bytes()
+        places["the tokens' file"] = site.tokens.read_bytes()
+        secrets = [part.encode() for token in (right, wrong) for part in token.split("_", 2)[2:]]
+        found = [name for name, data in places.items() if any(each in data for each in secrets)]
+        scene.count("canaries_found", len(found))
+        scene.details["tokens_in"] = found
+        kept = (site.directory / f"client-{right.split('_')[1]}").read_bytes()
+        scene.controls["a client's own file has it"] = secrets[0] in kept
+        scene.controls["there is something to search"] = all(places.values())
+
+
+def _places_to_look(daemon: Daemon) -> dict[str, bytes]:
+    """Return what there is to read of a daemon that runs, by its name."""
+    process = Path(f"/proc/{daemon.pid}")
+    found = {name: (process / name).read_bytes() for name in ("environ", "cmdline", "maps")}
+    with Client(daemon.target, arena=False) as operator, client_of(daemon, "acme") as acme:
+        for name, told in (
+            ("counts", operator.admin.stats()),
+            ("a tenant's counts", acme.admin.stats()),
+            ("settings", operator.admin.settings()),
+            ("last lines", operator.admin.log_lines()),
+            ("outcomes", acme.admin.outcomes()),
+        ):
+            found[name] = f"{told!r}.".encode()
+    words = [each for each in found["cmdline"].decode().split("\0") if each.startswith("--set=")]
+    command = daemon.command("serve", *words, "--print-config")
+    found["--print-config"] = subprocess.run(command, capture_output=True, check=True).stdout
+    return found
 
 
 class _Relay:

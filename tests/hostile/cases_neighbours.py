@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import random
@@ -15,6 +17,8 @@ from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys
 from tests.hostile.probing import probe, worst
 from tests.hostile.scene import (
+    ANSWER_S,
+    NOBODY,
     SPACE,
     UIDS,
     Scene,
@@ -26,13 +30,17 @@ from tests.hostile.scene import (
 )
 from tests.server.test_strangers import STRANGER
 
-NOBODY = 65534
 WRITES = {"Reserve", "Commit", "Put", "Delete", "Clear", "Release", "Hint", "SetConfig"}
+PAGES = (
+    *("/metrics", "/metrics?tenant=acme", "/metrics?name[]=kvstore_hit_blocks_total"),
+    *("/api/status", "/api/status?tenant=acme", "/v1/match?model=m&token_ids=1"),
+)
 AUC_BOUND = 0.03
 
 
 def other_users_at_the_sockets(scene: Scene) -> None:
-    """Another user, and another tenant's, call every method at a tenant's sockets."""
+    """Another user, and another tenant's, call every method at a tenant's sockets, and ask the HTTP
+    port."""
     with scene.daemon() as daemon, client_of(daemon, "acme", token="v" * 32) as victim:
         keys = put(victim, "victim", 4)
         lease = victim.acquire(SPACE.id, keys)
@@ -52,6 +60,19 @@ def other_users_at_the_sockets(scene: Scene) -> None:
         )
         own = _asked_as(UIDS["acme"], daemon, victim, lease.lease_id)
         scene.controls["its own user is answered"] = "answered" in own["gRPC"].values()
+        pages = {page: _page(daemon, page) for page in ("/readyz", *PAGES)}
+        scene.controls["the HTTP port is there"] = pages.pop("/readyz")[0] == 200
+        scene.count("read_other", sum(status == 200 for status, _ in pages.values()))
+        scene.count("read_other", sum(b"acme" in told for _, told in pages.values()))
+
+
+def _page(daemon: Daemon, page: str) -> tuple[int, bytes]:
+    """Return what the HTTP port tells everybody on this host: it sees no users."""
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.metrics_port, timeout=ANSWER_S)
+    with contextlib.closing(connection):
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def _asked_as(uid: int, daemon: Daemon, victim: Client, lease: int) -> dict[str, dict[str, str]]:
@@ -148,7 +169,7 @@ def floods_of_another_tenant(scene: Scene) -> None:
     """A tenant asks for more than there is of everything; its neighbour's blocks stay right."""
     rounds = 20 if scene.quick else 200
     with (
-        scene.daemon() as daemon,
+        scene.daemon(beside=_put_and_get) as daemon,
         client_of(daemon, "acme") as victim,
         client_of(daemon, "beta") as thief,
     ):
@@ -168,3 +189,10 @@ def floods_of_another_tenant(scene: Scene) -> None:
         scene.controls["its own blocks were evicted"] = None in thief.get(
             SPACE.id, sample_keys("flood 0", 512)
         )
+
+
+def _put_and_get(client: Client) -> None:
+    """What an engine does: it stores a block and reads it."""
+    keys = sample_keys("beside", 1)
+    client.put(SPACE.id, keys, [record_of(key) for key in keys], wait_s=0.0)
+    client.get(SPACE.id, keys, wait_s=0.0)

@@ -1,128 +1,36 @@
-"""What whoever maps the arena, or has the disk, the bucket or a core dump, can read and plant."""
+"""What whoever has the disk, the bucket, their backups or a core dump can read and plant."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import mmap
+import json
 import os
 import resource
+import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from kvstore import Client
-from kvstore.model.block import Namespace
+from kvstore.format.frame import RUN_BLOCKS_MAX
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.sealing import FileRoot, Sealing
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
-from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
+from kvstore.testing.samples import sample_keys, sample_record
+from kvstore.testing.wait import until
 from kvstore.tier.file import Audit, DirectoryKeys, RealDisk
-from tests.hostile.forge import LEAF_NBYTES, forged
-from tests.hostile.scene import Scene, client_of
+from tests.hostile.forge import LEAF_NBYTES
+from tests.hostile.forgeries import SPACE, fill, poisoned, served
+from tests.hostile.scene import Scene
+from tests.sealing.test_keys import SERVICE as KEY_SERVICE
 
-SPACE: Namespace = sample_namespace("forged", LEAF_NBYTES)
-POISON = b"POISON! " * 112
 CANARY = b"kvstore-canary-at-rest-77ab"
-
-
-def fill(client: Client, count: int) -> None:
-    """Store records durably."""
-    keys = sample_keys("forged", count)
-    client.register(SPACE)
-    records = [sample_record(key, LEAF_NBYTES) for key in keys]
-    assert client.put(SPACE.id, keys, records, durable=True).durable
-
-
-def served(client: Client, count: int) -> tuple[int, int, int]:
-    """Return how many records are served forged, as they were put, and wrong in another way."""
-    poisoned = good = other = 0
-    client.register(SPACE)
-    for key in sample_keys("forged", count):  # one by one: a miss must not hide what follows
-        (found,) = client.get(SPACE.id, [key])
-        if found is not None:
-            good += found == sample_record(key, LEAF_NBYTES)
-            poisoned += POISON[:64] in found
-            other += found != sample_record(key, LEAF_NBYTES) and POISON[:64] not in found
-    return poisoned, good, other
-
-
-# ---- the arena -----------------------------------------------------------------------------------
-
-
-def scribbling_on_the_arena(scene: Scene) -> None:
-    """An engine of the tenant writes forgeries over what another one has put."""
-    count = 100 if scene.quick else 300
-    for arena in ("sealed", "direct"):
-        sizes = ("dram.capacity=192MiB", "tenants.acme.dram.guaranteed=64MiB")
-        with (
-            scene.daemon(f"tenants.acme.arena={arena}", *sizes) as daemon,
-            client_of(daemon, "acme") as victim,
-            client_of(daemon, "acme") as thief,
-        ):
-            fill(victim, count)
-            _scribble(thief, count)
-            poisoned, good, other = served(victim, count)
-        scene.details[f"{arena}_served"] = {"forged": poisoned, "right": good}
-        if arena == "sealed":
-            scene.count("forged_served", poisoned)
-            scene.count("wrong_served", other)
-            scene.count("wrote_other", count - good - poisoned - other)
-        else:
-            scene.controls["on a direct arena it works"] = poisoned == count
-
-
-def _scribble(thief: Client, count: int) -> None:
-    """Write a forgery to the place of every record, in whatever way the kernel lets pass."""
-    keys = sample_keys("forged", count)
-    thief.register(SPACE)
-    for key in keys:
-        grant = thief.acquire(SPACE.id, [key])
-        for slot in grant.slots:
-            if slot is None:
-                continue
-            view = thief.view(slot)
-            poison = forged(sample_record(key, LEAF_NBYTES), POISON)
-            for attempt in (_by_the_view, _by_a_descriptor, _by_a_mapping):
-                with contextlib.suppress(OSError, TypeError, ValueError):
-                    attempt(view, poison)
-            del view
-        thief.release(grant.lease_id)
-
-
-def _by_the_view(view: memoryview, data: bytes) -> None:
-    view[:] = data
-
-
-@contextlib.contextmanager
-def _reopened(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Open the file behind a mapping for writing; yield it, and where the view is in it."""
-    address = np.frombuffer(view, np.uint8).ctypes.data
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, offset, *_ = line.split()
-        begin, end = (int(each, 16) for each in span.split("-"))
-        if begin <= address < end:
-            fd = os.open(f"/proc/self/map_files/{span}", os.O_RDWR)
-            try:
-                yield fd, int(offset, 16) + address - begin
-            finally:
-                os.close(fd)
-
-
-def _by_a_descriptor(view: memoryview, data: bytes) -> None:
-    with _reopened(view) as (fd, at):
-        os.pwrite(fd, data, at)
-
-
-def _by_a_mapping(view: memoryview, data: bytes) -> None:
-    with _reopened(view) as (fd, at):
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        page = at % mmap.PAGESIZE
-        with mmap.mmap(fd, len(data) + page, offset=at - page) as mapped:
-            mapped[page : page + len(data)] = data
+# It is asked once for the files and once for the bucket, and forgets well both times.
+SERVICE = KEY_SERVICE.replace("os.unlink(pad)", "os.path.exists(pad) and os.unlink(pad)")
+TIERS = ("dram.guaranteed=24MiB", "file.guaranteed=128MiB")
 
 
 # ---- the disk ------------------------------------------------------------------------------------
@@ -141,13 +49,13 @@ def forged_files(scene: Scene) -> None:
             changed = _forge_all(daemon.directory / "file", root_key)
             daemon.start()
             with Client(daemon.target) as client:
-                poisoned, good, other = served(client, count)
+                forgeries, good, other = served(client, count)
                 left = client.admin.stats()["blocks"]
         if encrypted:
-            scene.count("forged_served", poisoned)
+            scene.count("forged_served", forgeries)
             scene.count("wrong_served", other + good + left)  # each was dropped as it was met
         else:
-            scene.controls["files in clear serve them"] = poisoned == count == changed
+            scene.controls["files in clear serve them"] = forgeries == count == changed
 
 
 @contextlib.contextmanager
@@ -173,11 +81,121 @@ def _forge_all(directory: Path, root_key: Path | None) -> int:
                 record = sample_record(block.key, LEAF_NBYTES)
                 file.seek(at + start)
                 stored = file.read(LEAF_NBYTES)
-                change = zip(stored, record, forged(record, POISON), strict=True)
+                change = zip(stored, record, poisoned(block.key), strict=True)
                 file.seek(at + start)
                 file.write(bytes(s ^ old ^ new for s, old, new in change))
                 count += 1
     return count
+
+
+# ---- the bucket ----------------------------------------------------------------------------------
+
+
+def forged_objects(scene: Scene) -> None:
+    """Records in the bucket are changed so that every checksum still holds."""
+    count = 64 if scene.quick else 256  # one object
+    for encrypted in (True, False):
+        with tempfile.TemporaryDirectory() as place, _root_key(encrypted) as (_, overrides):
+            bucket = Path(place, "bucket")
+            shared = (*overrides, f"object.url=file://{bucket}")
+            with Daemon(*shared) as daemon:
+                with Client(daemon.start().target) as client:
+                    fill(client, count)
+                assert daemon.stop() == 0  # uploads
+            honest = _served_from(shared, count)
+            changed = _forge_objects(bucket, count)
+            forgeries, good, other = _served_from(shared, count)
+        scene.controls["what is honest is served"] = honest == (0, count, 0)
+        if encrypted:
+            scene.count("forged_served", forgeries)
+            scene.count("wrong_served", other + good)  # each was changed
+        else:
+            scene.controls["objects in clear serve them"] = forgeries == count == changed
+
+
+def _served_from(shared: Sequence[str], count: int) -> tuple[int, int, int]:
+    """Return what a daemon serves that has nothing but the bucket, as `served` does."""
+    keys = sample_keys("forged", count)
+    with Daemon(*shared) as daemon, Client(daemon.start().target) as client:
+        client.register(SPACE)
+        until(lambda: client.admin.stats()["object"]["state"] == "ok")
+        client.acquire(SPACE.id, keys, wait_s=10.0)  # fetches them
+        found = client.get(SPACE.id, keys, wait_s=10.0)
+        forgeries = sum(data == poisoned(key) for key, data in zip(keys, found, strict=True))
+        pairs = list(zip(keys, found, strict=True))
+        good = sum(data == sample_record(key, LEAF_NBYTES) for key, data in pairs)
+        return forgeries, good, sum(each is not None for each in found) - forgeries - good
+
+
+def _forge_objects(bucket: Path, count: int) -> int:
+    """Change every record in the largest object to its forgery. Its frames are back to back: a page
+    and the records of 16 blocks each, encrypted or not."""
+    path = max((each for each in bucket.rglob("*") if each.is_file()), key=_size_of)
+    with path.open("r+b") as file:
+        for number, key in enumerate(sample_keys("forged", count)):
+            record = sample_record(key, LEAF_NBYTES)
+            at = (number // RUN_BLOCKS_MAX + 1) * PAGE_NBYTES + number * LEAF_NBYTES
+            file.seek(at)
+            change = zip(file.read(LEAF_NBYTES), record, poisoned(key), strict=True)
+            file.seek(at)
+            file.write(bytes(stored ^ old ^ new for stored, old, new in change))
+    return count
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+# ---- what was erased -----------------------------------------------------------------------------
+
+
+def erased_and_put_back(scene: Scene) -> None:
+    """Disk and bucket are copied, the tenant is deleted, and a thief puts the copies back. Its key
+    service has forgotten the tenant's key."""
+    for forgets in (True, False):
+        with tempfile.TemporaryDirectory() as place:
+            served_blocks, erased = _put_back(Path(place), forgets=forgets)
+        scene.details["erased" if forgets else "not_erased"] = erased
+        if forgets:
+            scene.count("read_other", served_blocks)
+            scene.controls["it is said to be forgotten"] = erased == "forgotten"
+        else:
+            scene.controls["what was not deleted is served"] = served_blocks > 0
+
+
+def _put_back(place: Path, *, forgets: bool) -> tuple[int, str]:
+    """Return how many records a daemon serves to which copies of disk and bucket were put back, and
+    how far the tenant was erased. forgets: it was deleted meanwhile."""
+    (place / "service.py").write_text(SERVICE)
+    (place / "pads").mkdir()
+    command = json.dumps([sys.executable, str(place / "service.py"), str(place / "pads")])
+    tenants = [f"tenants.{name}.{tier}" for name in ("acme", "beta") for tier in TIERS]
+    words = (f"security.root_command={command}", f"object.url=file://{place}/bucket", *tenants)
+    keys = sample_keys("forged", 32)
+    with Daemon("dram.capacity=64MiB", *words) as daemon:
+        acme = f"unix:{daemon.socket.parent / 'acme' / 'kvstore.sock'}"
+        with Client(daemon.start().target, arena=False) as operator:
+            with Client(acme) as client:
+                fill(client, len(keys))
+            daemon.stop()  # uploads
+            parts = (daemon.directory / "file", place / "bucket")
+            for at, part in enumerate(parts):
+                shutil.copytree(part, place / f"copy{at}")
+            daemon.start()
+            erased = operator.admin.delete_tenant("acme")[1] if forgets else "no"
+        daemon.stop()
+        for at, part in enumerate(parts):
+            shutil.rmtree(part)
+            shutil.copytree(place / f"copy{at}", part)
+        try:
+            daemon.start()
+        except RuntimeError:  # it cannot open what it finds, and says so
+            return 0, erased
+        with Client(acme) as client:
+            client.register(SPACE)
+            client.acquire(SPACE.id, keys, wait_s=2.0)  # fetches what only the bucket has
+            found = client.get(SPACE.id, keys, wait_s=2.0)
+        return sum(each is not None for each in found), erased
 
 
 def canaries_at_rest(scene: Scene) -> None:

@@ -18,18 +18,33 @@ import pytest
 
 from kvstore import Client
 from kvstore.model.tenant import Role
+from kvstore.rpc import RPC_VERSION
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
 from kvstore.server import audit as audit_module
-from kvstore.server.audit import QUEUE_MAX, AuditLog, FileSink, JournalSink, open_audit
+from kvstore.server.audit import (
+    QUEUE_MAX,
+    REFUSALS_MAX,
+    AuditLog,
+    FileSink,
+    JournalSink,
+    Refusals,
+    open_audit,
+)
+from kvstore.server.audited import AUDITED, AUDITED_STREAMS, QUIET
 from kvstore.settings import SecuritySettings
 from kvstore.system.audit_chain import audit_key, last_line, read_head, split_lines, verify
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from kvstore.transport.call_wire import METHODS as CALLS
+from kvstore.transport.call_wire import Frame, Kind
 from tests.cli.run import kvstore
-from tests.server.every_method import OPTIONS, UNAUTHORIZED, ask, bearer
+from tests.server.every_method import METHODS, OPTIONS, UNAUTHORIZED, ask, bearer
 from tests.server.test_credentials import Issuer
 
 KEY = b"k" * 32
+NOBODY = 65534
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -106,6 +121,81 @@ def test_refusals_are_told_and_beyond_ten_a_second_summed(site: Site) -> None:
     assert len(single) + summed == 200
     assert len(single) <= 60
     assert site.token not in site.log.read_text()
+
+
+def test_each_method_is_audited_or_known_to_be_quiet() -> None:
+    told = [*AUDITED, *AUDITED_STREAMS, *QUIET]
+    assert sorted(told) == sorted(METHODS)
+
+
+def test_what_shows_others_requests_and_the_daemons_settings_is_told(site: Site) -> None:
+    with Client(site.daemon.target) as client:
+        client.register(sample_namespace())
+        client.acquire(sample_namespace().id, sample_keys("audit", 4), request_id="of somebody")
+        client.admin.outcomes()
+        client.admin.tree()
+        client.admin.conversations()
+        client.admin.namespaces()
+        client.admin.slow()
+        client.admin.log_lines(5)
+        client.submit(_configured).result()
+    until(lambda: of_method(site.log, "GetConfig"), 5)
+    assert of_method(site.log, "Outcomes")[0]["items"] == 1
+    assert of_method(site.log, "ListNamespaces")[0]["items"] == 1
+    assert of_method(site.log, "LogLines")[0]["lines"] > 0
+    for method in ("Tree", "Conversations", "Slow"):
+        assert of_method(site.log, method)[0]["outcome"] == "ok"
+    assert "of somebody" not in site.log.read_text()
+
+
+async def _configured(remote: Any) -> Any:
+    return await remote.admin.settings()
+
+
+def test_a_refusal_on_a_socket_tells_the_users_process(site: Site) -> None:
+    """Of a session that it has not joined, and of an arena of another user."""
+    token = "t" * 16
+    with (
+        Client(site.daemon.target, token=token) as client,
+        grpc.insecure_channel(site.daemon.target, options=OPTIONS) as channel,
+    ):
+        client.register(sample_namespace())
+        request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token)
+        session = KVStoreStub(channel).OpenSession(request).session
+        release = next(number for number, each in enumerate(CALLS) if each.name == "Release")
+        body = pb.ReleaseRequest(session=session, leases=[1]).SerializeToString()
+        frame = Frame(Kind.REQUEST, 1, body, release, 5.0).encode()
+        pid = said(f"{site.daemon.socket}.calls", socket.SOCK_STREAM, frame, os.getuid())
+    until(lambda: of_method(site.log, "Release"), 5)
+    assert of_method(site.log, "Release")[0]["peer"] == f"unix uid={os.getuid()} pid={pid}"
+    if os.getuid() == 0:
+        for path in (site.daemon.socket.parent, Path(f"{site.daemon.socket}.arena")):
+            path.chmod(0o777)
+        site.daemon.socket.parent.parent.chmod(0o711)
+        pid = said(f"{site.daemon.socket}.arena", socket.SOCK_SEQPACKET, b"", NOBODY)
+        until(lambda: of_method(site.log, "ArenaLink"), 5)
+        assert of_method(site.log, "ArenaLink")[0]["peer"] == f"unix uid={NOBODY} pid={pid}"
+
+
+def said(path: str, kind: socket.SocketKind, data: bytes, uid: int) -> int:
+    """Say something to a socket as another process, of a user; return its id when it got an
+    answer."""
+    code = (
+        "import os, socket, sys; os.setuid(int(sys.argv[4]))\n"
+        "with socket.socket(socket.AF_UNIX, int(sys.argv[2])) as link:\n"
+        "    link.settimeout(10); link.connect(sys.argv[1])\n"
+        "    link.send(bytes.fromhex(sys.argv[3])); assert link.recv(1); print(os.getpid())"
+    )
+    command = [sys.executable, "-S", "-c", code, path, str(int(kind)), data.hex(), str(uid)]
+    return int(subprocess.run(command, capture_output=True, timeout=30, check=True).stdout)
+
+
+def test_all_processes_of_a_user_are_one_in_what_is_told_of_refusals() -> None:
+    refusals = Refusals(lambda: 1.0)
+    told = [refusals.note(f"unix uid=7 pid={pid}", "acme") for pid in range(REFUSALS_MAX + 5)]
+    assert told.count(True) == REFUSALS_MAX
+    assert refusals.note("unix uid=8 pid=1", "acme")
+    assert refusals.sums(everything=True) == [(("unix uid=7", "acme"), 5)]
 
 
 def test_refusals_of_one_tenant_hide_none_of_another(tmp_path: Path) -> None:

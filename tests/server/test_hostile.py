@@ -92,6 +92,34 @@ def test_links_leave_the_disk_its_descriptors(
         assert client.admin.stats()["file"]["state"] == "ok"
 
 
+def test_links_of_several_tenants_leave_another_one_and_the_disk_theirs() -> None:
+    noisy = [f"noisy{number}" for number in range(5)]
+    tenants = [f"tenants.{name}.dram.guaranteed=4MiB" for name in (*noisy, "quiet")]
+    files = [f"tenants.{name}.file.guaranteed=16MiB" for name in (*noisy, "quiet")]
+    with (
+        Daemon("dram.extent=4MiB", "file.segment=4MiB", *tenants, *files) as daemon,
+        contextlib.ExitStack() as stack,
+    ):
+        daemon.start()
+        before = descriptors(daemon)
+        limit = before + DESCRIPTORS
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for name in noisy:
+            path = f"{daemon.socket.parent / name / 'kvstore.sock'}.calls"
+            for _ in range(limit // 4):
+                link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                link.settimeout(0.2)
+                with contextlib.suppress(OSError):
+                    link.connect(path)
+        until(lambda: descriptors(daemon) <= before + limit // 4)
+        with Client(f"unix:{daemon.socket.parent / 'quiet' / 'kvstore.sock'}") as quiet:
+            quiet.register(SPACE)
+            assert quiet.put(SPACE.id, KEYS[:8], RECORDS[:8], durable=True).durable
+            assert quiet.get(SPACE.id, KEYS[:8]) == RECORDS[:8]
+            assert quiet.admin.stats()["file"]["state"] == "ok"
+        daemon.stop()
+
+
 def test_connections_that_say_nothing_are_closed_and_the_disk_goes_on(narrow: Daemon) -> None:
     """gRPC's own connections cannot be bounded: for a moment they may take every descriptor."""
     with Client(narrow.target) as client, contextlib.ExitStack() as stack:

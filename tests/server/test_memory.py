@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
+from kvstore.daemon import check_memory
 from kvstore.system.memory import GIB, MIB, OOM_SCORE_FIRST, Bound, Memory
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
@@ -34,6 +35,16 @@ def test_an_arena_larger_than_the_machine_is_refused_with_what_to_type() -> None
     assert "dram.capacity=1TiB does not fit: this machine has" in told
     assert "--set dram.capacity=" in told
     assert "Traceback" not in told
+
+
+def test_memory_beside_sealed_arenas_is_warned_of_and_refuses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asyncio.run(check_memory(MIB, 0, 0))
+    assert "memory=tight" not in caplog.text
+    asyncio.run(check_memory(MIB, 0, 1 << 50))
+    assert "memory=tight" in caplog.text
+    assert f"may fill {1 << 50} bytes beside sealed arenas" in caplog.text
 
 
 def test_the_kernel_is_to_kill_the_daemon_before_an_engine() -> None:

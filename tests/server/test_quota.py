@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -19,9 +21,12 @@ from kvstore.server.quota import CALL_NBYTES, CALLS_MIN, ROUND_NBYTES, Quota
 from kvstore.system.rounds import Rounds
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace
 from kvstore.testing.wait import until
+from kvstore.transport.call_wire import METHODS, Frame, Kind
 from tests.server.every_method import OPTIONS, ask, bearer
 
+FLOODING = 20  # links
 SETTINGS = (
     "server.listen=127.0.0.1:0",
     "tenants.acme.dram.guaranteed=16MiB",
@@ -47,12 +52,26 @@ def test_a_release_is_taken_from_a_tenant_that_is_over_its_part() -> None:
         assert quota.running == 2
 
 
+def test_a_release_is_charged_for_each_lease_that_it_may_name() -> None:
+    async def rounds_of(method: str) -> int:
+        quota = Quota(Rounds())
+        assert quota.begins(method, 8192)
+        rounds = 0
+        while not quota.begins("Match", 0):
+            await asyncio.sleep(0)
+            rounds += 1
+        return rounds
+
+    assert asyncio.run(rounds_of("Match")) == 0
+    assert 16 <= asyncio.run(rounds_of("Release")) <= 20
+
+
 def test_a_call_of_a_quiet_tenant_waits_for_a_round_of_a_flood_not_for_all_of_it() -> None:
     begun: list[str] = []
 
     async def call(quota: Quota, name: str) -> None:
         if not quota.begins("Match", 0):
-            await quota.turn(0)
+            await quota.turn("Match", 0)
         begun.append(name)
 
     async def flood() -> None:
@@ -73,9 +92,9 @@ def test_what_a_large_request_takes_is_owed_in_the_next_rounds() -> None:
         quota = Quota(Rounds())
         assert quota.begins("Match", 10 * ROUND_NBYTES)
         assert not quota.begins("Match", 0)
-        assert quota.begins("Release", 0)
-        waiting = asyncio.create_task(quota.turn(0))
-        gone = asyncio.create_task(quota.turn(0))
+        assert not quota.begins("Release", 0)
+        waiting = asyncio.create_task(quota.turn("Match", 0))
+        gone = asyncio.create_task(quota.turn("Match", 0))
         rounds = 0
         while not waiting.done():
             await asyncio.sleep(0)
@@ -138,4 +157,70 @@ def test_calls_over_tcp_and_on_the_socket_count_against_one_bound(tmp_path: Path
         with Client(daemon.target, arena=False) as operator:
             told = operator.admin.stats()["tenants"]["acme"]["totals"]["rpc_errors"]
             assert any(name.endswith("Unavailable/quota") for name in told)
+        daemon.stop()
+
+
+def release(number: int, leases: int) -> bytes:
+    request = pb.ReleaseRequest(session=1, leases=[1] * leases).SerializeToString()
+    method = [method.name for method in METHODS].index("Release")
+    return Frame(Kind.REQUEST, number, request, method, 60.0).encode()
+
+
+# What nobody holds, and what nobody has called.
+RELEASES = b"".join(release(number, 8192) for number in range(32))
+CANCELS = release(0, 1) + Frame(Kind.CANCEL, 7).encode() * 12_000
+
+
+@contextmanager
+def flooded(path: Path, frames: bytes) -> Iterator[list[int]]:
+    """Send frames on many links, without an end. Yields how many bytes of answers each link has
+    read."""
+    read, over = [0] * FLOODING, threading.Event()
+
+    def send(link: socket.socket) -> None:
+        at = 0
+        while not over.is_set():
+            with suppress(TimeoutError):
+                at = (at + link.send(frames[at:])) % len(frames)
+
+    def receive(number: int, link: socket.socket) -> None:
+        while not over.is_set():
+            with suppress(TimeoutError):
+                read[number] += len(link.recv(1 << 20))
+
+    with ExitStack() as stack:
+        threads = []
+        for number in range(FLOODING):
+            link = stack.enter_context(socket.socket(socket.AF_UNIX))
+            link.connect(str(path))
+            link.settimeout(1.0)
+            threads.append(threading.Thread(target=send, args=(link,)))
+            threads.append(threading.Thread(target=receive, args=(number, link)))
+        for thread in threads:
+            thread.start()
+        try:
+            yield read
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(10)
+
+
+@pytest.mark.parametrize("frames", [RELEASES, CANCELS], ids=["releases", "cancels"])
+def test_a_flood_of_what_is_never_refused_holds_up_nobody_elses_calls(frames: bytes) -> None:
+    with Daemon(*SETTINGS[1:], file=False) as daemon:
+        daemon.start()
+        calls = daemon.socket.parent / "acme" / "kvstore.sock.calls"
+        with Client(f"unix:{daemon.socket.parent / 'beta' / 'kvstore.sock'}") as beta:
+            namespace_id, keys = beta.register(sample_namespace()), sample_keys("quiet", 3)
+            with flooded(calls, frames) as read:
+                until(lambda: sum(read) > 0)
+                took = []
+                for _ in range(15):
+                    began = time.monotonic()
+                    assert beta.match(namespace_id, keys) is not None
+                    took.append(time.monotonic() - began)
+                before = sum(read)
+                until(lambda: sum(read) > before)  # none of them is refused
+        assert sorted(took)[len(took) // 2] < 0.1
         daemon.stop()

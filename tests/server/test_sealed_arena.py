@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,14 +121,37 @@ def test_what_is_written_after_the_commit_reaches_nobody(client: Client) -> None
 
 
 def test_staging_memory_comes_back_from_every_end_of_a_reservation(client: Client) -> None:
-    keys = sample_keys("many", 800)  # 19 MiB of the 64 that there are
-    spans = (Span(Part(0, 0), 0, 800),)
+    keys = sample_keys("many", 400)  # 10 MiB of the 16 that there are
+    spans = (Span(Part(0, 0), 0, 400),)
     for _ in range(6):
         grant = client.reserve(
             NAMESPACE.id, keys, first_block=0, parent=None, spans=spans, wait_s=5
         )
         assert grant.refused == 0
         client.release(grant.lease_id)
+
+
+def staging_present() -> int:
+    """Return how many bytes there are of the staging memory that this process maps."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0] for line in maps if "memfd:kvstore-staging" in line]
+    return sum(Path(f"/proc/self/map_files/{span}").stat().st_blocks * 512 for span in spans)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="map_files is root's")
+def test_what_is_committed_unwritten_takes_no_memory_beside_the_arena(daemon: Daemon) -> None:
+    with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as client:
+        client.register(NAMESPACE)
+        grant = client.reserve(NAMESPACE.id, KEYS, first_block=0, parent=None, spans=SPANS)
+        zeros = [bytes(slot.nbytes) for slot in grant.slots if slot is not None]
+        view = client.view(grant.slots[0] or pytest.fail("no slot"))
+        client.commit(grant.lease_id, [checksum(each) for each in zeros])
+        assert staging_present() == 0
+        assert client.get(NAMESPACE.id, KEYS) == zeros
+        view[:] = b"x" * len(view)
+        assert staging_present() > 0, "this test would not see memory that is taken"
+    until(lambda: staging_present() == 0)  # the view keeps the mapping
+    assert bytes(view) == bytes(len(view))
 
 
 def test_more_than_the_staging_memory_is_put_in_pieces(daemon: Daemon) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvstore import Client
+from kvstore import BlockKey, Client, Part, Span
+from kvstore.model.errors import InvalidRequest
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.shared import GUEST
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -35,9 +38,13 @@ def daemon() -> Iterator[Daemon]:
 
 
 def client_of(daemon: Daemon, tenant: str) -> Client:
-    client = Client(f"unix:{daemon.socket.parent / tenant / 'kvstore.sock'}")
+    client = Client(target_of(daemon, tenant))
     client.register(NAMESPACE)
     return client
+
+
+def target_of(daemon: Daemon, tenant: str) -> str:
+    return f"unix:{daemon.socket.parent / tenant / 'kvstore.sock'}"
 
 
 @pytest.mark.parametrize("tenant", ["acme", "beta"])
@@ -101,6 +108,56 @@ def test_who_records_at_the_shared_tenant_sees_no_key_that_it_does_not_have(
         assert set(told) == {b"".join(KEYS[:8])}
 
 
+def test_its_operator_sees_of_a_readers_prompt_what_was_found_and_no_more(daemon: Daemon) -> None:
+    """Not how long it was, nor a key that is not there, nor what the reader has itself."""
+    prompt = [*KEYS[:8], *sample_keys("private", 5)]
+
+    with client_of(daemon, "beta") as beta, client_of(daemon, "public") as public:
+        seen: list[pb.Answered] = []
+
+        async def watch(remote: Any) -> None:
+            async for reply in remote.admin.monitor():
+                seen.extend(reply.answered)
+                if any(each.outcome.client == GUEST for each in seen):
+                    return
+
+        watching = public.submit(watch)
+        public.admin.slow(reset=True)
+        asked, found = _counted(public)
+        until(lambda: _read(daemon, beta, prompt) and bool(seen))
+        watching.result(10)
+        outcomes = [each for each in public.admin.outcomes("") if each.client == GUEST]
+        assert outcomes
+        assert {each.last_key for each in outcomes} == {KEYS[7]}
+        assert {(e.asked_blocks, e.skip_blocks, e.ending) for e in outcomes} == {(8, 0, None)}
+        guests = [each.outcome for each in seen if each.outcome.client == GUEST]
+        assert {(each.asked_blocks, each.last_key) for each in guests} == {(8, KEYS[7])}
+        slow = [each for each in public.admin.slow().items if each.kind == "acquire"]
+        assert slow
+        assert all(each.blocks <= 8 for each in slow), slow
+        asked_now, found_now = _counted(public)
+        assert asked_now - asked == found_now - found > 0
+
+
+def _read(daemon: Daemon, reader: Client, prompt: list[BlockKey]) -> bool:
+    """Read a prompt in each way that there is, of which the reader has two blocks already."""
+    parts = [Span(Part(0, 0), 0, len(prompt))]
+    for grant in (
+        reader.acquire(NAMESPACE.id, prompt, skip_blocks=2),
+        reader.acquire(NAMESPACE.id, prompt, spans=parts),
+    ):
+        reader.release(grant.lease_id)
+    with Client(target_of(daemon, "beta"), arena=False) as stream:
+        stream.register(NAMESPACE)
+        return stream.get(NAMESPACE.id, prompt)[7:9] == [RECORDS[7], None]
+
+
+def _counted(client: Client) -> tuple[int, int]:
+    """Return how many blocks were asked for, and found."""
+    (use,) = (each for each in client.admin.namespaces() if each.namespace_id == NAMESPACE.id)
+    return use.asked_blocks, use.hit_blocks
+
+
 def _acquired(client: Client) -> bool:
     grant = client.acquire(NAMESPACE.id, KEYS)
     return client.release(grant.lease_id)
@@ -125,6 +182,17 @@ def test_one_tenants_readers_cannot_take_all_leases_of_the_shared_tenant(daemon:
         assert acme.acquire(large.id, keys).hit_blocks == 2
 
 
+@pytest.mark.parametrize("span", [(9, 9, 0, 8), (0, 0, 8, 2), (0, 0, 0, 4_000_000_000)])
+def test_parts_that_there_are_not_are_a_mistake_of_the_reader(
+    daemon: Daemon, span: tuple[int, int, int, int]
+) -> None:
+    group, shard, begin, end = span
+    with client_of(daemon, "beta") as beta:
+        with pytest.raises(InvalidRequest):
+            beta.acquire(NAMESPACE.id, KEYS[:8], spans=[Span(Part(group, shard), begin, end)])
+        assert _acquired(beta)
+
+
 def test_leases_of_a_reader_that_is_gone_end(daemon: Daemon) -> None:
     with client_of(daemon, "public") as public:
         with client_of(daemon, "beta") as beta:
@@ -134,7 +202,6 @@ def test_leases_of_a_reader_that_is_gone_end(daemon: Daemon) -> None:
 
 
 def test_streams_read_the_shared_blocks_too(daemon: Daemon) -> None:
-    target = f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}"
-    with Client(target, arena=False) as reader:
+    with Client(target_of(daemon, "acme"), arena=False) as reader:
         reader.register(NAMESPACE)
         assert reader.get(NAMESPACE.id, KEYS[:8]) == RECORDS[:8]

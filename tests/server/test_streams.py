@@ -277,6 +277,27 @@ def test_a_get_without_a_deadline_is_refused(own: Daemon) -> None:
             list(rpc.KVStoreStub(channel).Get(request))
 
 
+def test_who_waits_for_more_room_than_is_left_has_it_alone() -> None:
+    async def run() -> None:
+        room = Room(10)
+        first = await room.take(8, 1)
+        large, small = (asyncio.create_task(room.take(nbytes, 5)) for nbytes in (9, 1))
+        await asyncio.sleep(0)
+        room.bound(4)
+        assert room.taken_nbytes == 8
+        first.give_back()
+        large_held = await large
+        assert room.taken_nbytes == 9
+        assert not small.done()
+        large_held.give_back()
+        (await small).give_back()
+        room.bound(10)
+        (await room.take(10, 1)).give_back()
+        assert room.taken_nbytes == 0
+
+    asyncio.run(run())
+
+
 def test_room_is_given_in_order_and_never_twice() -> None:
     async def run() -> None:
         room = Room(10)

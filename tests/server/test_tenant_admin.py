@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -23,6 +25,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
 from kvstore.server.tenant_admin import TenantAdmin, least_erased
 from kvstore.settings import load_settings
+from kvstore.store.erasure import places_of
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.testing.daemon import Daemon
@@ -40,7 +43,7 @@ SMALL = ("dram.guaranteed=16MiB", "file.guaranteed=64MiB")
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with Daemon(*TENANTS) as daemon:
+    with Daemon(*TENANTS, "server.metrics_open=true") as daemon:
         yield daemon.start()
         daemon.stop()
 
@@ -221,15 +224,9 @@ def test_settings_that_change_while_a_tenant_comes_stay_changed() -> None:
 def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    erased: list[str] = []
-
-    def erase(path: Path, name: str) -> str:
-        erased.append(name)
-        return "none"
-
     async def main() -> None:
         settings = load_settings(None, [f"file.path={tmp_path}", *TENANTS])
-        tenants = Tenants(settings, wire_store, Metrics(), erase)
+        tenants = Tenants(settings, wire_store, Metrics(), partial(places_of, None))
 
         async def host(_: Tenant) -> Path:
             return Path("nowhere")
@@ -244,10 +241,13 @@ def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
         (tenant,) = tenants
         close = tenant.store.close
         monkeypatch.setattr(tenant.store, "close", fails)
+        directory = tmp_path / "tenants" / tenant_id("first").hex()
+        assert directory.exists()
         assert await admin.delete("first") == (0, "none", "")
-        assert erased == ["first"]
+        assert not directory.exists()
         assert tenants.find("first") is tenants.file.part("first") is None
-        await close(0.0)
+        with contextlib.suppress(DiskFailed):
+            await close(0.0)
         await tenants.close(0.0)
 
     asyncio.run(main())

@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,8 @@ from kvstore.store.tenants import check_left_over, settings_of_tenant
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from tests.cli.run import kvstore
+from tests.server.test_credentials import Issuer
 
 TENANTS = (
     "tenants.acme.dram.guaranteed=16MiB",
@@ -159,6 +162,8 @@ def test_a_tenants_socket_gives_no_view_of_the_daemon(daemon: Daemon) -> None:
 
 
 def test_metrics_have_the_tenant_as_label(daemon: Daemon) -> None:
+    daemon.stop()
+    daemon.start("server.metrics_open=true")
     put(target_of(daemon, "acme"))
     url = f"http://127.0.0.1:{daemon.metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=5) as answer:
@@ -170,6 +175,45 @@ def test_metrics_have_the_tenant_as_label(daemon: Daemon) -> None:
         told = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     assert len(told) == 2
     assert all(line.startswith("kvstore_sessions{tenant=") for line in told)
+
+
+def test_without_credentials_the_http_port_tells_nothing_of_a_tenant(daemon: Daemon) -> None:
+    put(target_of(daemon, "acme"))
+    url = f"http://127.0.0.1:{daemon.metrics_port}"
+    for path in ("/metrics", "/metrics?tenant=acme", "/metrics?tenant=nobody"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}{path}", timeout=5)
+        told = refused.value.read().decode()
+        assert (refused.value.code, "set security.tokens" in told) == (401, True)
+    with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+        assert answer.read() == b"ok\n"
+    told = kvstore("status", "--target", daemon.target).output
+    assert "/metrics takes a credential of the role operator or admin" in told
+
+
+def test_on_loopback_a_token_reads_the_metrics_of_its_tenant_or_of_all(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    tokens = {
+        "operator of acme": issuer.issue(Role.OPERATOR, tenant="acme"),
+        "admin": issuer.issue(Role.ADMIN),
+    }
+
+    def status(path: str, token: str = "") -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{daemon.metrics_port}{path}")
+        if token:
+            request.add_header("Authorization", f"Bearer {tokens[token]}")
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with Daemon(*TENANTS, f"security.tokens={issuer.path}", file=False) as daemon:
+        daemon.start()
+        pages = ("/metrics", "/metrics?tenant=acme", "/metrics?tenant=beta")
+        assert [status(page) for page in pages] == [401, 401, 401]
+        assert [status(page, "operator of acme") for page in pages] == [401, 200, 401]
+        assert [status(page, "admin") for page in pages] == [200, 200, 200]
 
 
 def test_sockets_and_directories_have_their_modes(daemon: Daemon) -> None:

@@ -294,7 +294,10 @@ def test_the_metrics_port_speaks_https(tokens: Site) -> None:
     context = ssl.create_default_context(cafile=str(tokens.authority.ca))
     url = f"https://127.0.0.1:{tokens.daemon.metrics_port}"
     assert opened(f"{url}/healthz", context) == (200, "ok\n")
-    assert "kvstore_rpc_seconds" in opened(f"{url}/metrics", context)[1]
+    assert opened(f"{url}/metrics", context)[0] == 401
+    operator = f"Bearer {tokens.issuer.issue(Role.OPERATOR)}"
+    until(lambda: opened(f"{url}/metrics", context, Authorization=operator)[0] == 200, 5)
+    assert "kvstore_rpc_seconds" in opened(f"{url}/metrics", context, Authorization=operator)[1]
     plain = f"http://127.0.0.1:{tokens.daemon.metrics_port}/metrics"
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
         urllib.request.urlopen(plain, timeout=5).read()

@@ -12,15 +12,18 @@ FLEET = ["cluster.listen=127.0.0.1:7702", "cluster.static=10.0.0.8:7702"]
 STATIC = [*FLEET, "cluster.membership=static"]
 
 
+LONGEST = f"{'a' * 63}." + "a." * 94 + "a"  # 253 characters
+
+
 def test_a_daemon_is_alone_by_default() -> None:
     assert not Settings().cluster.on
 
 
 def test_a_fleet_of_addresses() -> None:
-    more = 'cluster.static=["dns:kvstore-peers:7702", "[::1]:7702"]'
+    more = f'cluster.static=["dns:kvstore-peers:7702", "[::1]:7702", "{LONGEST}:7702"]'
     cluster = load_settings(None, [*STATIC, more]).cluster
     assert cluster.on
-    assert cluster.addresses == ("dns:kvstore-peers:7702", "[::1]:7702")
+    assert cluster.addresses == ("dns:kvstore-peers:7702", "[::1]:7702", f"{LONGEST}:7702")
     assert load_settings(None, STATIC).cluster.addresses == ("10.0.0.8:7702",)
 
 
@@ -42,6 +45,9 @@ def test_a_fleet_of_addresses() -> None:
         (["cluster.listen=nowhere"], "is not an address"),
         (["cluster.address=nowhere"], "cluster.address='nowhere' is not an address"),
         (["cluster.static=10.0.0.8"], "cluster.static='10.0.0.8' is not an address"),
+        ([f"cluster.static={'a' * 64}.example:7702"], "is not an address"),
+        (["cluster.static=a..b:7702"], "is not an address"),
+        ([f"cluster.static={'a.' * 126}bc:7702"], "is not an address"),
         (["cluster.static=10.0.0.8:0"], "ports are 1 to 65535"),
         (["cluster.static=10.0.0.8:70000"], "ports are 1 to 65535"),
         (["cluster.etcd=etcd-0:2379"], "write https://etcd-0:2379"),

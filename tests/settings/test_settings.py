@@ -169,7 +169,7 @@ def test_a_wrong_override_is_answered_with_what_may_be_written(override: str, to
     ("section", "told"),
     [
         ("file", "file.write_per_day=-1 is not in 0..1048576TiB"),
-        ("tenants.acme", "tenants.acme.write_per_day=-1: 0 is file.write_per_day's value"),
+        ("tenants.acme", "tenants.acme.write_per_day=-1: 0 is its part of file.write_per_day"),
     ],
 )
 def test_a_write_budget_below_none_is_refused(tmp_path: Path, section: str, told: str) -> None:

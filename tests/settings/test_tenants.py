@@ -84,6 +84,24 @@ def test_what_cannot_be_is_refused(assignment: str, says: str) -> None:
         load_settings(None, ["file.path=/tmp/x", assignment])
 
 
+def test_what_tenants_are_guaranteed_of_the_bucket_has_to_fit_into_it() -> None:
+    bucket = ["file.path=/tmp/x", "object.url=s3://bucket/kv", "object.capacity=10GiB"]
+    parts = ["tenants.acme.object.guaranteed=6GiB", "tenants.beta.object.guaranteed=4GiB"]
+    load_settings(None, [*bucket, *parts])
+    with pytest.raises(ConfigError, match="guaranteed 11GiB of the bucket"):
+        load_settings(None, [*bucket, *parts, "tenants.beta.object.guaranteed=5GiB"])
+    with pytest.raises(ConfigError, match=r"object\.max=1GiB is less than"):
+        load_settings(None, [*bucket, *parts, "tenants.beta.object.max=1GiB"])
+
+
+@pytest.mark.parametrize("key", ["guaranteed", "max"])
+def test_a_part_of_the_bucket_below_none_is_refused(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text(f"[tenants.acme]\nobject = {{ {key} = -1 }}\n")
+    with pytest.raises(ConfigError, match=rf"object\.{key}=-1 is less than 0"):
+        load_settings(file)
+
+
 def test_only_one_tenant_is_shared(file: Path) -> None:
     more = ["tenants.other.arena=sealed", "tenants.other.shared=true"]
     with pytest.raises(ConfigError, match="two tenants are shared"):

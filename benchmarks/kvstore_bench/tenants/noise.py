@@ -28,7 +28,7 @@ def flooding(targets: Sequence[str], record_nbytes: int) -> Iterator[None]:
     """Run one flooding process for each target inside of the context. Raises Unavailable if they
     stored or read nothing meanwhile: then nobody was beside a flood."""
     done: SynchronizedArray[int] = multiprocessing.get_context("spawn").Array("Q", 2)
-    with _running(_flood, [(target, record_nbytes, done) for target in targets]), rising(done):
+    with running(_flood, [(target, record_nbytes, done) for target in targets]), rising(done):
         yield
 
 
@@ -48,12 +48,12 @@ def rising(done: SynchronizedArray[int]) -> Iterator[None]:
 @contextmanager
 def copying(processes: int, record_nbytes: int) -> Iterator[None]:
     """Run processes that copy records within their own memory inside of the context."""
-    with _running(_copy, [(record_nbytes,)] * processes):
+    with running(_copy, [(record_nbytes,)] * processes):
         yield
 
 
 @contextmanager
-def _running(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+def running(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterator[None]:
     """Run a process for each arguments. Each tells when it is at work, and ends when told."""
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()

@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,20 @@ from kvstore import Client
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.model.hint import Prefix
+from kvstore.model.tenant import tenant_id
+from kvstore.store.tenants import TENANTS_DIRECTORY
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.store.store import bench_namespace, chain
 from kvstore_bench.tenants.durable import measure_durable
 from kvstore_bench.tenants.noise import PREFIX_BLOCKS, copying, flooding
+from kvstore_bench.tenants.overshoot import Bounds, Site, watched
 
 Say = Callable[[str], None]
 MIB = 1 << 20
 GIB = 1 << 30
 QUIET = "quiet"
+FILE_NBYTES = 16 * GIB
+FILE_GUARANTEED_NBYTES, FILE_MAX_NBYTES = GIB, 2 * GIB  # of each tenant
 SETTLE_S = 20.0
 
 
@@ -86,11 +91,16 @@ def run(plan: TenantsPlan, path: Path, say: Say) -> dict[str, Any]:
 
 
 def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
-    settings = [f"dram.capacity={plan.dram_nbytes}", f"file.path={scratch}", "file.capacity=16GiB"]
+    settings = [
+        f"dram.capacity={plan.dram_nbytes}",
+        f"file.path={scratch}",
+        f"file.capacity={FILE_NBYTES}",
+    ]
     for name in (QUIET, *plan.noisy):
         settings += [
             f"tenants.{name}.dram.guaranteed={plan.guaranteed_nbytes}",
-            f"tenants.{name}.file.guaranteed=1GiB",
+            f"tenants.{name}.file.guaranteed={FILE_GUARANTEED_NBYTES}",
+            f"tenants.{name}.file.max={FILE_MAX_NBYTES}",
         ]
     with Daemon(*settings) as daemon:
         daemon.start()
@@ -116,9 +126,12 @@ def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
             borrowed_share = _borrow(targets[plan.noisy[0]], operator, plan)
             lent_s = quiet.fill()
             say(f"{len(plan.noisy)} tenants flood")
-            with flooding([targets[name] for name in plan.noisy], plan.record_nbytes):
+            site = _site(daemon, targets, plan, scratch)
+            with (
+                flooding([targets[name] for name in plan.noisy], plan.record_nbytes),
+                watched(site) as overshoot,
+            ):
                 flooded = quiet.phase()
-            lending = operator.admin.stats()["lending"]
         daemon.stop()
     gib = quiet.nbytes / GIB
     return {
@@ -128,11 +141,27 @@ def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
         "bandwidth_vs_guarantee": plan.tenants * flooded.nbytes_per_s / alone.nbytes_per_s,
         "borrowed_share": borrowed_share,
         "given_back_s": max(0.0, lent_s - free_s) / gib,
-        "cap_overshoot_bytes": max(lending.values()),
+        "cap_overshoot_bytes": overshoot.nbytes,
+        "cap_watched": asdict(overshoot),
         "alone": asdict(alone),
         "beside_copies": asdict(beside_copies),
         "flooded": asdict(flooded),
     }
+
+
+def _site(daemon: Daemon, targets: Mapping[str, str], plan: TenantsPlan, scratch: Path) -> Site:
+    """Return what each tenant, and all together, may take of each tier."""
+    tenants = [
+        Bounds(
+            name,
+            target,
+            [scratch / TENANTS_DIRECTORY / tenant_id(name).hex()],
+            plan.dram_nbytes,  # the most that may be lent to it
+            FILE_MAX_NBYTES,
+        )
+        for name, target in targets.items()
+    ]
+    return Site(daemon.pid, tenants, plan.dram_nbytes, FILE_NBYTES)
 
 
 class _Quiet:

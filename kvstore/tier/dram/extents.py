@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from kvstore.system.shared_mapping import SharedMapping
 from kvstore.tier.dram.allocator import ExtentAllocator
+from kvstore.tier.dram.retired import RetiredExtent, RetiredExtents
 
 logger = logging.getLogger(__name__)
 Run: TypeAlias = tuple[int, int]
@@ -21,7 +22,7 @@ Run: TypeAlias = tuple[int, int]
 class ExtentHandle:
     """What a client needs to map an extent: its id, its memfd (owned by the arena) and its size.
 
-    closed: it was retired; `fd` is closed, or names another file by now.
+    closed: it was retired; `fd` is no longer its own, and may name another file by now.
     """
 
     id: int
@@ -57,11 +58,12 @@ class Extents:
     """Iterate over it for all extents, oldest first.
 
     nbytes: all of them take from the system, without leaving_nbytes: bytes withdrawn from use that
-    the system does not have back yet.
+    the system does not have back yet. retired: those that were, as far as they are watched.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[int, Extent] = {}
+        self.retired = RetiredExtents()
         self.nbytes = 0
         self.leaving_nbytes = 0
         self._next_id = 0
@@ -111,27 +113,31 @@ class Extents:
         return extent
 
     def retire(self, extent: Extent) -> None:
-        """Unmap an extent of which nothing is left, here and at every client."""
+        """Unmap an extent of which nothing is left, here and at every client that does as it is
+        told. Others are watched."""
         if self.by_id.pop(extent.handle.id, None) is None:
             return
         self.nbytes -= extent.nbytes
         for callback in list(self._retired_callbacks):
             callback(extent.handle.id)
-        _close(extent)
-        logger.info("arena=retired extent=%d bytes=%d", extent.handle.id, extent.handle.nbytes)
+        handle = extent.handle
+        _unmap(extent)
+        self.retired.add(RetiredExtent(handle.id, handle.fd, handle.nbytes, extent.lock))
+        logger.info("arena=retired extent=%d bytes=%d", handle.id, handle.nbytes)
 
     def close(self) -> None:
         """Unmap all. Clients are not told: the daemon ends."""
         for extent in self:
-            _close(extent)
+            _unmap(extent)
+            os.close(extent.handle.fd)
         self.by_id.clear()
         self.nbytes = 0
+        self.retired.close()
 
 
-def _close(extent: Extent) -> None:
+def _unmap(extent: Extent) -> None:
     """Unmap. While a view of it exists, the mapping stays until the view is released."""
     extent.handle.closed = True
-    os.close(extent.handle.fd)
     with contextlib.suppress(BufferError):
         extent.view.release()
         extent.mapped.close()

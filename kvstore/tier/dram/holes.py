@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Sequence
 
 from kvstore.system.threads import Threads, ended
@@ -92,18 +93,20 @@ class ArenaHoles:
         if not extent.nbytes:
             self._extents.retire(extent)
 
-    async def renew(self) -> None:
-        """Look after extents with holes, now and then.
+    async def renew(self) -> int:
+        """Look after extents with holes, and after retired ones, now and then.
 
-        Pages that were given back and that a client has touched since are given back once more.
-        When records find no run between the holes that is long enough, the free runs there are
-        given back too, and new extents are made.
+        Pages that were given back and that a client has touched since are given back once more;
+        returns how many bytes that were. When records find no run between the holes that is long
+        enough, the free runs there are given back too, and new extents are made.
         """
+        touched = await self._renew_retired()
         holey = [extent for extent in self._extents if extent.withdrawn]
         for extent in holey:
             if extent.handle.closed or extent.handle.id in self._giving:
                 continue
-            if present_nbytes(extent.handle.fd) > extent.nbytes:
+            if (more := present_nbytes(extent.handle.fd) - extent.nbytes) > 0:
+                touched += more
                 await self._punch(extent, extent.withdrawn)
         free = sum(extent.nbytes - extent.space.used for extent in holey)
         enough = min(self._growth.extent_bytes, self._growth.capacity_bytes // RENEWED_SHARE)
@@ -111,17 +114,36 @@ class ArenaHoles:
             await ended(self._release(self._withdraw(holey, free)))
             self._growth.set_capacity(self._growth.capacity_bytes)
         self.starved = False
+        return touched
+
+    async def _renew_retired(self) -> int:
+        """Give back what clients have touched of retired extents; return how many bytes."""
+        touched = 0
+        for each, nbytes in self._extents.retired.back():
+            if each.closed:  # while another was punched
+                continue
+            touched += nbytes
+            if not each.touched:
+                each.touched = True
+                logger.warning("arena=touched_again extent=%d bytes=%d", each.id, nbytes)
+            await self._punch_file(each.id, each.fd, [(0, each.nbytes)], each.lock)
+        return touched
 
     async def _punch(self, extent: Extent, runs: Sequence[Run]) -> None:
-        if extent.handle.closed:  # retired meanwhile
-            return
+        if not extent.handle.closed:  # retired meanwhile
+            await self._punch_file(extent.handle.id, extent.handle.fd, runs, extent.lock)
+
+    async def _punch_file(
+        self, extent: int, of: int, runs: Sequence[Run], lock: threading.Lock
+    ) -> None:
+        """of: its descriptor, which the thread has one of its own of."""
         try:  # no descriptor may be left
-            fd = os.dup(extent.handle.fd)  # the thread may outlive this arena
-            job = self._threads.submit(punch, fd, tuple(runs), extent.lock)
+            fd = os.dup(of)  # the thread may outlive this arena
+            job = self._threads.submit(punch, fd, tuple(runs), lock)
             job.add_done_callback(lambda _: os.close(fd))
             await asyncio.wrap_future(job)
         except OSError as error:
-            logger.warning("arena=not_given_back extent=%d reason=%r", extent.handle.id, str(error))
+            logger.warning("arena=not_given_back extent=%d reason=%r", extent, str(error))
 
     def punched(self) -> list[tuple[int, int]]:
         """Return extents into which a client has punched holes, and how many bytes each lacks."""

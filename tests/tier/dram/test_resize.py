@@ -17,7 +17,7 @@ from kvstore.model.block import Slot
 from kvstore.system.shared_mapping import SharedMapping
 from kvstore.testing.holes import allow_holes, punch
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, growth, holes
+from kvstore.tier.dram import Arena, growth, holes, retired
 from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
 
 MIB = 1 << 20
@@ -60,14 +60,14 @@ def fill(arena: Arena, nbytes: int = MIB // 2) -> list[Slot]:
 
 def test_what_is_free_goes_back_at_once_and_whole_extents_are_retired() -> None:
     async def work(arena: Arena) -> None:
-        retired: list[int] = []
-        arena.extents.on_retired(retired.append)
+        gone: list[int] = []
+        arena.extents.on_retired(gone.append)
         arena.growth.set_capacity(3 * MIB)
         assert arena.holes.excess_nbytes == 5 * MIB
         await shrunk(arena)
         assert arena.holes.excess_nbytes == 0
         assert arena.reserved_nbytes == present(arena) == 3 * MIB
-        assert sorted(retired) == [2, 3]
+        assert sorted(gone) == [2, 3]
         assert len(fill(arena)) == 6
 
     with_arena(work)
@@ -263,6 +263,44 @@ def test_pages_that_a_client_touches_again_go_back_again() -> None:
         await arena.holes.renew()
         assert present(arena) == MIB
         assert slot is not None
+
+    with_arena(work)
+
+
+def test_a_retired_extent_that_a_client_touches_again_goes_back_again() -> None:
+    async def work(arena: Arena) -> None:
+        (*_, last) = arena.extents.handles()
+        kept = os.dup(last.fd)
+        arena.growth.set_capacity(6 * MIB)
+        await shrunk(arena)
+        assert last.closed
+        assert await arena.holes.renew() == 0
+        os.pwrite(kept, b"x" * MIB, 0)
+        assert await arena.holes.renew() == MIB
+        assert os.fstat(kept).st_blocks == 0
+        os.pwrite(kept, b"x" * PAGE, MIB)
+        assert await arena.holes.renew() == PAGE
+        os.close(kept)
+
+    with_arena(work)
+
+
+def test_a_retired_extent_is_watched_for_a_while_and_not_too_many_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retired, "WATCHED_MAX", 2)
+    monkeypatch.setattr(retired, "QUIET_LOOKS", 3)
+    before = arena_descriptors()
+
+    async def work(arena: Arena) -> None:
+        assert arena_descriptors() == before + 4
+        arena.growth.set_capacity(0)
+        await shrunk(arena)
+        assert len(list(arena.extents.retired)) == 2
+        assert arena_descriptors() == before + 2
+        for left in (2, 2, 0):
+            await arena.holes.renew()
+            assert arena_descriptors() == before + left
 
     with_arena(work)
 
