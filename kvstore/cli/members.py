@@ -10,6 +10,7 @@ import click
 from kvstore.cli.target import connect, daemon_options
 from kvstore.model.words import duration, size
 
+STRANGERS_MAX = 32
 COLUMNS = (
     "NODE",
     "ADDRESS",
@@ -19,6 +20,8 @@ COLUMNS = (
     "LINK",
     "BORROWED",
     "LENT",
+    "VIEW",
+    "BREAKER",
     "DEMERITS",
 )
 
@@ -27,7 +30,10 @@ COLUMNS = (
 @daemon_options
 @click.pass_context
 def members(ctx: click.Context, target: str, as_json: bool) -> None:
-    """List the daemons that share what they hold; exit code 1 if one is not up.
+    """List the daemons that share what they hold; exit code 1 if one is not up, or if nobody has
+    answered at an address that is listed.
+
+    VIEW is how old is what this daemon knows of the other one's prefixes.
 
     \b
     Examples:
@@ -46,7 +52,8 @@ def members(ctx: click.Context, target: str, as_json: bool) -> None:
         click.echo(json.dumps(fleet))
     else:
         click.echo("\n".join(_screen(fleet)))
-    ctx.exit(0 if all(each["state"] == "up" for each in fleet["members"]) else 1)
+    all_up = all(each["state"] == "up" for each in fleet["members"])
+    ctx.exit(0 if all_up and not fleet["membership"].get("unknown") else 1)
 
 
 def _screen(fleet: dict[str, Any]) -> list[str]:
@@ -59,17 +66,26 @@ def _screen(fleet: dict[str, Any]) -> list[str]:
         lines.append(f"{kept['membership']} has been out of reach for {duration(kept['away_s'])}")
     if kept["error"]:
         lines.append(kept["error"])
+    strangers = _strangers(kept)
     if not fleet["members"]:
-        return [*lines, "no other daemon is known"]
+        return [*lines, "no other daemon is known", *strangers]
     rows = [COLUMNS, *map(_row, fleet["members"])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     errors = [f"{m['node'][:8]}: {m['last_error']}" for m in fleet["members"] if _is_wrong(m)]
-    return [*lines, "", *table, *errors]
+    return [*lines, "", *table, *errors, *strangers]
+
+
+def _strangers(kept: dict[str, Any]) -> list[str]:
+    """Return a line for each address that is listed and where nobody is a member."""
+    unknown, errors = kept.get("unknown", ()), kept.get("errors", {})
+    shown = [f"nobody at {each}: {errors.get(each, 'not asked yet')}" for each in unknown]
+    left_out = len(shown) - STRANGERS_MAX
+    return [*shown[:STRANGERS_MAX], f"({left_out} more)"] if left_out > 0 else shown
 
 
 def _row(member: dict[str, Any]) -> tuple[str, ...]:
-    trip = member["round_trip_s"]
+    trip, age_s = member["round_trip_s"], member.get("view_age_s")
     return (
         member["node"][:8],
         member["address"],
@@ -79,6 +95,8 @@ def _row(member: dict[str, Any]) -> tuple[str, ...]:
         member["link"] or "-",
         size(member["borrowed_bytes"]),
         size(member["lent_bytes"]),
+        "-" if age_s is None else f"{duration(age_s)} old",
+        member["breaker"].replace("_", " "),
         str(member["demerits"]),
     )
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from kvstore.membership.base import Hello, NodeIdTaken
 from kvstore.model.member import Member, NodeId
@@ -18,6 +19,7 @@ from kvstore.model.member import Member, NodeId
 logger = logging.getLogger(__name__)
 
 HELLO_S = 2.0
+REASON_CHARS_MAX = 200
 FIRST_ROUND_S = 3.0  # who has not answered then is asked in the background
 ASK_EVERY_S = 15.0  # who answered: it may be another start of it, or draining
 ASK_AGAIN_S = 3.0  # who did not
@@ -36,7 +38,7 @@ class Asking:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.own: Member | None = None
-        self.silent: set[str] = set()  # addresses that did not answer the last time
+        self.silent: dict[str, str] = {}  # addresses that did not answer the last time, and why
         self.refused: dict[NodeId, str] = {}  # addresses with a node id that is taken
         self._hello = hello
         self._settled = settled
@@ -54,7 +56,7 @@ class Asking:
             is_other = member.node != self._ourselves.node and not self._is_own(member.address)
             if is_other and member.address in listed:  # addresses of pods are used again
                 self._at.setdefault(member.address, member)
-        self.silent &= listed
+        self.silent = {each: why for each, why in self.silent.items() if each in listed}
         self._due = {each: self._due.get(each, NEVER) for each in listed}
         self._settled()
 
@@ -62,6 +64,16 @@ class Asking:
     def unknown(self) -> list[str]:
         """The addresses of others at which nobody has answered yet."""
         return sorted(each for each in self._due if each not in self._at and not self._is_own(each))
+
+    def stats(self) -> dict[str, Any]:
+        """Return what `status` shows of the addresses. errors: why those did not answer that did
+        not the last time."""
+        silent = sorted(self.silent.items())
+        return {
+            "silent": [address for address, _ in silent],
+            "unknown": self.unknown,
+            "errors": dict(silent),
+        }
 
     def is_listed(self, address: str) -> bool:
         return address in self._due
@@ -122,14 +134,15 @@ class Asking:
             except Exception as error:  # whatever the link raises, it is no answer
                 if address not in self._due:
                     return
+                why = _reason(error)
                 if address not in self.silent:
-                    logger.info("member=silent address=%s error=%r", address, str(error)[:200])
-                self.silent.add(address)
+                    logger.info("member=silent address=%s error=%r", address, why)
+                self.silent[address] = why
                 self._due[address] = self._now() + ASK_AGAIN_S
                 self._settled()
                 return
         if address in self._due:
-            self.silent.discard(address)
+            self.silent.pop(address, None)
             self._due[address] = self._now() + ASK_EVERY_S
             self._at[address] = replace(found, address=address)  # this one is known to be right
             self._settled()
@@ -146,3 +159,9 @@ class Asking:
     def _is_double(self, member: Member) -> bool:
         own = self._ourselves
         return member.node == own.node and member.instance != own.instance
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {HELLO_S:.0f} s"
+    return str(error)[:REASON_CHARS_MAX] or type(error).__name__

@@ -133,6 +133,11 @@ class EtcdMembership:
         """How often this daemon was registered: others may know of it since then."""
         return self._registration.claims
 
+    @property
+    def claiming(self) -> bool:
+        """Whether others may come to know of this daemon before it hears that it is registered."""
+        return self._registration.claiming
+
     async def refresh(self) -> None:
         """Learn now who is there. Raises Unavailable, ConfigError."""
         await self._list()

@@ -126,8 +126,7 @@ class KubernetesMembership:
             "bad_entries": self._slices.bad,
             "left_out": self._roster.left_out + self._slices.left_out,
             "failed_calls": self._calls.failed,
-            "silent": sorted(self._asking.silent),
-            "unknown": self._asking.unknown,
+            **self._asking.stats(),
         }
 
     def _error(self) -> str:

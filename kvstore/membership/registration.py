@@ -31,6 +31,7 @@ class Registration:
         self.own = NOBODY
         self.lease = 0
         self.claims = 0  # how often the key was made
+        self.claiming = False  # etcd was asked to make it, and may do so later than we hear of it
         self.on_claim: list[Callable[[], None]] = []  # told of each
         self.ttl_s = float(math.ceil(ttl_s))
         self._calls = calls
@@ -100,17 +101,19 @@ class Registration:
     async def _register(self) -> Member | None:
         """Make the key under a new lease. Return the daemon that has it, if another one does."""
         grant = await self._calls.grant(int(self.ttl_s), timeout_s=CALL_S)
-        own = self.own
+        own, unheard = self.own, self.claiming
+        self.claiming = True  # an answer that is lost leaves it so
         try:
             owner = await self._make(own, grant.lease)
         except KVStoreError:
             await self._revoke(grant.lease)
             raise
         if owner is not None:
+            self.claiming = unheard
             await self._revoke(grant.lease)
             return owner
         self.lease, self.ttl_s, self._published = grant.lease, grant.ttl_s, own
-        self.claims += 1
+        self.claims, self.claiming = self.claims + 1, False
         for told in self.on_claim:
             told()
         logger.info("member=registered node=%s ttl_s=%.0f", own.node, self.ttl_s)

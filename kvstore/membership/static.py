@@ -85,8 +85,7 @@ class StaticMembership:
             "held": [],
             "bad_entries": 0,
             "left_out": self._roster.left_out + self._addresses.left_out,
-            "silent": sorted(self._asking.silent),
-            "unknown": self._asking.unknown,
+            **self._asking.stats(),
         }
 
     def _error(self) -> str:

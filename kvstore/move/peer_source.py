@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -86,6 +87,13 @@ class PeerSource:
 
     def now(self) -> float:
         return self._now()
+
+    def expected_s(self, nbytes: int) -> float:
+        """Return how long reading takes, by what such reads took. 0: nothing is known; inf: one
+        that was given up is still under way."""
+        if self.races.pace.loses(nbytes, math.inf):
+            return math.inf
+        return self.races.pace.predict(nbytes) or 0.0
 
     def ended(self, outcome: str, nbytes: int = 0) -> None:
         """Count a read."""
@@ -209,6 +217,9 @@ class PeerListing:
 
 class PeerReading:
     """One READ under way."""
+
+    checksums: Sequence[int] = ()
+    wrong: Sequence[int] = ()
 
     def __init__(self, listing: PeerListing, window: Window, incoming: Incoming) -> None:
         self._listing = listing

@@ -29,6 +29,7 @@ DIAL_S = 2.0
 PING_EVERY_S = 2.0
 PINGS_A_SECOND = 25  # to all peers: more of them are asked less often
 PING_S = 2.0
+PINGS_KEPT = 8  # the shortest of which is the way there and back, without what else was to be done
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 10.0
 LOOK_S = 0.2
 LOOK_PEERS = 25  # at once: a look at hundreds would make a call wait for a millisecond
@@ -46,9 +47,10 @@ class Peer:
         self._link: PeerLink | None = None
         self._faulty: PeerLink | None = None  # the last link whose fault was counted
         self.breaker = Breaker(now, BACKOFF_MIN_S, BACKOFF_MAX_S)
-        self.rtt_s: float | None = None
+        self._round_trips: deque[float] = deque(maxlen=PINGS_KEPT)
         self.last_error = ""
         self._demerits: deque[float] = deque(maxlen=DEMERITS_MAX)
+        self._quarantined_until = float("-inf")
         self._now = now
         self.pinged_at = now()
         self._pings = 0
@@ -68,6 +70,20 @@ class Peer:
         pinged at the same moments for ever."""
         return 0.75 + zlib.crc32(f"{self.member.node} {self._pings}".encode()) / (1 << 33)
 
+    @property
+    def rtt_s(self) -> float | None:
+        """How long the last ping took; None: none was answered yet."""
+        return self._round_trips[-1] if self._round_trips else None
+
+    @property
+    def distance_s(self) -> float:
+        """How long the way there and back takes at least, as far as is known; 0: it is not."""
+        return min(self._round_trips, default=0.0)
+
+    def answered(self, after_s: float) -> None:
+        """Note how long a ping took."""
+        self._round_trips.append(after_s)
+
     def note_ping(self) -> None:
         """Note that it is asked now whether it is there."""
         self.pinged_at, self._pings = self._now(), self._pings + 1
@@ -75,8 +91,7 @@ class Peer:
     @property
     def quarantined(self) -> bool:
         """Whether it was wrong too often lately."""
-        demerits = self._demerits
-        return len(demerits) == DEMERITS_MAX and self._now() - demerits[0] < DEMERITS_S
+        return self._now() < self._quarantined_until
 
     @property
     def usable(self) -> bool:
@@ -113,13 +128,19 @@ class Peer:
             "last_error": self.last_error,
         }
 
+    def _hold_against_it(self) -> None:
+        now, demerits = self._now(), self._demerits
+        demerits.append(now)
+        if len(demerits) == DEMERITS_MAX and now - demerits[0] < DEMERITS_S:
+            self._quarantined_until = now + DEMERITS_S
+
     def failed(self, error: PeerError) -> None:
         """Take note of an error of it."""
         self.last_error = str(error)[:200]
         # What ended the link counts once, whoever waited for it: see `look_at_fault`.
         ended_link = self._link is not None and self._link.fault is not None
         if isinstance(error, PeerCorrupt) and not ended_link:
-            self._demerits.append(self._now())
+            self._hold_against_it()
         logger.warning(
             "peer=failed node=%s outcome=%s reason=%r", self.member.node, error.outcome, str(error)
         )
@@ -132,7 +153,7 @@ class Peer:
             return
         self._faulty = link
         self.last_error = str(link.fault)[:200]
-        self._demerits.append(self._now())
+        self._hold_against_it()
         self._metrics.peer_refused.labels("garbage").inc()
 
     async def close(self) -> None:
@@ -156,7 +177,7 @@ class Peers:
     ) -> None:
         self.tenants: list[TenantPeers] = []
         self._dial = dial
-        self._own = own
+        self.own = own
         self._metrics = metrics
         self._now = now
         self._peers: dict[NodeId, Peer] = {}
@@ -183,7 +204,7 @@ class Peers:
             gone = self._peers.pop(node)
             self._keep(node, self._let_go(gone))
         for node, member in members.items():
-            if node == self._own:
+            if node == self.own:
                 continue
             known = self._peers.get(node)
             if known is None:
@@ -264,7 +285,7 @@ class Peers:
                 link = await self._dial(peer.member, self._now() + DIAL_S)
                 peer.link = link
                 logger.info("peer=linked node=%s address=%s", peer.member.node, peer.member.address)
-            peer.rtt_s = await link.ping(self._now() + PING_S)
+            peer.answered(await link.ping(self._now() + PING_S))
             self._learn(peer, link.peer)
         except KVStoreError as error:
             peer.last_error = str(error)[:200]
@@ -306,10 +327,17 @@ class Peers:
         peer = self._peers.get(node)
         if peer is not None and peer.usable:
             return peer, ""
-        if node == self._own:
+        if node == self.own:
             return None, ""
         return None, "unknown" if peer is None else "unreachable"
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return a status of each, by address."""
-        return sorted((peer.status() for peer in self), key=lambda each: each["address"])
+        """Return a status of each, by address. view_age_s: of what is known of its heads, of the
+        tenant that knows least; None: one knows nothing."""
+        found = []
+        for peer in self:
+            ages = [each.heads.age_s(peer.member.node) for each in self.tenants]
+            known = [age for age in ages if age is not None]
+            age_s = max(known) if known and len(known) == len(ages) else None
+            found.append({**peer.status(), "view_age_s": age_s})
+        return sorted(found, key=lambda each: str(each["address"]))

@@ -135,16 +135,40 @@ class Sources:
         namespace = self._planner.namespace(ask.namespace_id)
         with ask.waits.on("answers of peers"):
             holders = await peers.holders(ask, namespace, match, deadline)
+        most, failed = 0, list[tuple[Reason, Candidate]]()
         for candidate in holders:
             match = self._match(ask)
             if candidate.listing.found <= match.hit_blocks:
                 continue
             brought.peer = brought.peer or candidate.source.name
-            brought.peer_blocks += await self._from(
-                candidate, ask, match, deadline, tier="peer", brought=brought
-            )
+            more = await self._from(candidate, ask, match, deadline, tier="peer", brought=brought)
+            brought.peer_blocks += more
+            if more > most:
+                most, brought.peer = more, candidate.source.name
+            if brought.why is not None:
+                failed.append((brought.why, candidate))
             if brought.why is Reason.DEADLINE:
-                return
+                break
+        if failed:
+            self._blame(failed, ask, brought, names=not most)
+
+    def _blame(
+        self,
+        failed: Sequence[tuple[Reason, Candidate]],
+        ask: Ask,
+        brought: Brought,
+        *,
+        names: bool,
+    ) -> None:
+        """Say why the hit is shorter than what peers have, by the one that has most of it; if
+        others gave the rest, nothing is wrong. names: it is the peer, too: nobody gave anything."""
+        hit = self._match(ask).hit_blocks
+        owing = [each for each in failed if each[1].listing.found > hit]
+        brought.why = None
+        if owing:
+            brought.why, candidate = max(owing, key=lambda each: each[1].listing.found)
+            if names:
+                brought.peer = candidate.source.name
 
     async def _from_far(self, ask: Ask, match: Match, deadline: float, brought: Brought) -> None:
         """Fetch from the pool, and from the bucket what is still missing."""

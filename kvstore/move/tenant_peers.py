@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.model.member import Holds, NodeId, Origin
 from kvstore.model.tenant import NO_TENANT_ID, TenantId
+from kvstore.move.load import block_nbytes
 from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peer_source import PeerListing, PeerSource
 from kvstore.move.peers import Peer, Peers
@@ -30,10 +32,12 @@ from kvstore.peer.base import (
     PeerLink,
     PeerMatch,
 )
-from kvstore.peer.choice import ASKED_MAX, LOOKED_AT_MAX, choose
+from kvstore.peer.choice import ASKED_MAX, LOOKED_AT_MAX, Offer, best_first, choose
 from kvstore.system.bandwidth import Lane
 
 MATCH_S = 0.05  # for an answer to that
+MATCH_ROUND_TRIPS = 4  # or so many: a host that does not know the namespace is told of it first
+MATCH_S_MAX = 1.0
 NAMED_MATCH_S = 0.5  # from the host that the request names
 VIEW_NBYTES_MAX = 256 << 20
 DELETE_S = 3.0
@@ -73,6 +77,7 @@ class TenantPeers:
         self._now = now
         self._zone = zone
         self._lane = lane
+        self._random = random.Random(peers.own)  # hosts differ, so not all ask the same one
         self._sources: dict[NodeId, PeerSource] = {}
         self.doubtful: Callable[[], Collection[NodeId]] = tuple  # they are not borrowed from
         self._without: dict[NodeId, float] = {}  # hosts without the tenant: until when to believe
@@ -110,7 +115,7 @@ class TenantPeers:
     async def holders(
         self, ask: Ask, namespace: Namespace, match: Match, deadline: float
     ) -> Sequence[Candidate]:
-        """Return those that have more of a prefix than `match`, the longest first."""
+        """Return those that have more of a prefix than `match`, the best first."""
         return await self._holders(Wish(ask, namespace, match, deadline))
 
     async def reach(self, ask: Ask, namespace: Namespace, match: Match, deadline: float) -> int:
@@ -120,7 +125,7 @@ class TenantPeers:
         return max((each.listing.found for each in found), default=match.hit_blocks)
 
     async def _holders(self, wish: Wish) -> Sequence[Candidate]:
-        ask = wish.ask
+        ask, namespace = wish.ask, wish.namespace
         named = self._named(ask.origin) if ask.origin is not None else None
         if named is not None and ask.origin is not None:
             expected = ask.origin.expect_blocks
@@ -130,9 +135,43 @@ class TenantPeers:
         others = self._seem_to_have(wish, besides=named)
         if not others:
             return []
-        answers = await asyncio.gather(*(self._asked(each, wish, MATCH_S) for each in others))
-        there = [each for each in answers if each is not None]
-        return sorted(there, key=lambda each: -each.listing.found)
+        answers = await self._answers(others, wish)
+        offers = [
+            (candidate, self._offer(peer, candidate, wish))
+            for peer, candidate in zip(others, answers, strict=True)
+            if candidate is not None
+        ]
+        # Of a window group, each reads what a hit of its own length needs: all for nothing, if the
+        # next one makes it longer.
+        step = 1 if namespace.has_windows else head_step(namespace.block_tokens)
+        return best_first(offers, step=step, shuffle=self._random.shuffle)
+
+    async def _answers(self, others: Sequence[Peer], wish: Wish) -> list[Candidate | None]:
+        """Ask several peers. Who is far away is not waited for once another one has it all."""
+        asking = [
+            asyncio.get_running_loop().create_task(self._asked(each, wish, MATCH_S))
+            for each in others
+        ]
+        try:
+            done, late = await asyncio.wait(asking, timeout=MATCH_S)
+            if late and not any(_has_all(each.result(), wish.ask) for each in done):
+                await asyncio.wait(late)
+        finally:
+            for each in asking:
+                each.cancel()
+        return [each.result() if each.done() else None for each in asking]
+
+    def _offer(self, peer: Peer, candidate: Candidate, wish: Wish) -> Offer:
+        found = candidate.listing.found
+        each_nbytes = block_nbytes(wish.namespace, fine=wish.ask.refined)
+        return Offer(
+            found,
+            self._is_near(peer),
+            self.source(peer).expected_s((found - wish.match.hit_blocks) * each_nbytes),
+        )
+
+    def _is_near(self, peer: Peer) -> bool:
+        return peer.member.zone == self._zone
 
     def seem_to_have(
         self, namespace: Namespace, keys: Sequence[BlockKey], most: int
@@ -179,7 +218,7 @@ class TenantPeers:
             return []
         known = ((self._peers.get(node), heads) for node, heads in found)
         there = [(p, n) for p, n in known if p and self._may_ask(p) and p is not besides]
-        return choose(there, is_near=lambda peer: bool(peer.member.zone == self._zone))
+        return choose(there, is_near=self._is_near, shuffle=self._random.shuffle)
 
     async def _asked(
         self, peer: Peer, wish: Wish, answer_s: float, expected: int = 0
@@ -188,7 +227,8 @@ class TenantPeers:
         ask, namespace, match, deadline, registers = wish
         source = self.source(peer)
         began = self._now()
-        until = min(deadline, ask.look_until, began + answer_s)
+        far_s = min(MATCH_ROUND_TRIPS * peer.distance_s, MATCH_S_MAX)
+        until = min(deadline, ask.look_until, began + max(answer_s, far_s))
         keys = ask.keys[:KEYS_MAX]
         # Of a window group, it may be this host that lacks blocks before the end of its own hit.
         skip = ask.skip_blocks if namespace.has_windows else match.hit_blocks
@@ -269,8 +309,13 @@ class TenantPeers:
         for peer in self._peers:
             source = self._sources.get(peer.member.node)
             borrowed = source.borrowed_bytes if source is not None else 0
-            found.append({**peer.status(), "borrowed_bytes": borrowed})
+            age_s = self.heads.age_s(peer.member.node)
+            found.append({**peer.status(), "borrowed_bytes": borrowed, "view_age_s": age_s})
         return sorted(found, key=lambda each: str(each["address"]))
+
+
+def _has_all(candidate: Candidate | None, ask: Ask) -> bool:
+    return candidate is not None and candidate.listing.found >= min(len(ask.keys), KEYS_MAX)
 
 
 def _believed(answer: PeerMatch, most: int) -> int:

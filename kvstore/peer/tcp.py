@@ -342,6 +342,8 @@ async def _connect(
         raise PeerSlow(f"{calls.name} does not accept connections", reason="deadline") from None
     except ssl.SSLError as error:
         raise certificate_error(error, calls.name) from error
+    except UnicodeError as error:  # of a label that IDNA refuses
+        raise PeerGone(f"{calls.name} cannot be reached: no host has that name") from error
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__
         raise PeerGone(f"{calls.name} cannot be reached: {why}") from error

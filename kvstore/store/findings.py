@@ -161,16 +161,34 @@ def _fleet(stats: dict[str, Any]) -> list[Finding]:
         return []
     up = sum(each["state"] == "up" for each in fleet["members"])
     text = f"{up} of {len(fleet['members'])} other daemons are up; links {fleet['secured']}"
-    kept = fleet["membership"]
-    if kept["away_s"] is not None:
-        text += f"; {kept['membership']} is out of reach"
-        return [note("fleet", text, "look at it: no daemon can join meanwhile")]
+    kept, found = fleet["membership"], []
     if fleet["secured"] == "insecure":
         advice = "set cluster.cert, cluster.key and cluster.ca"
-        return [note("fleet", f"{text}: whoever reaches {fleet['address']} may read all", advice)]
-    if up < len(fleet["members"]):
-        return [note("fleet", text, "`kvstore members` shows which and why")]
-    return [ok("fleet", text)]
+        found = [note("fleet", f"{text}: whoever reaches {fleet['address']} may read all", advice)]
+    elif up < len(fleet["members"]):
+        found = [note("fleet", text, "`kvstore members` shows which and why")]
+    return [*(found or [ok("fleet", text)]), *_membership(kept)]
+
+
+def _membership(kept: dict[str, Any]) -> list[Finding]:
+    """Judge how this daemon knows of others, and they of it."""
+    found, name, error = [], kept["membership"], kept["error"]
+    if kept["away_s"] is not None:
+        text = f"{name} is out of reach" + (f": {error}" if error else "")
+        found.append(note("members", text, "look at it: no daemon can join meanwhile"))
+    elif not kept["registered"]:
+        text = "this daemon is not registered, so nobody borrows from it"
+        found.append(
+            wrong("members", f"{text}: {error}", "mend that; the daemon tries again by itself")
+            if error
+            else note("members", text, f"see what {name} lists")
+        )
+    elif error:
+        found.append(note("members", error, "see `kvstore members`"))
+    if unknown := kept.get("unknown"):
+        text = f"nobody has answered at {len(unknown)} of the addresses that {name} lists"
+        found.append(note("members", text, "`kvstore members` says why"))
+    return found
 
 
 def _durability(stats: dict[str, Any]) -> Finding:

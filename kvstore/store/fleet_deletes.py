@@ -2,8 +2,9 @@
 
 Who deletes: keeps the delete in etcd, then learns who is in the fleet, then tells them all. Who
 joins: registers, and then applies what etcd keeps, before it lends or borrows. So either the one
-who deletes knows of the one who joins, or that one finds the delete. Deletes that are applied twice
-cost misses alone.
+who deletes knows of the one who joins, or that one finds the delete. Etcd may register it long
+before it hears of that: so it lends nothing from when it asks for it. Deletes that are applied
+twice cost misses alone.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class KeepsDeletes(Protocol):
 
     @property
     def claims(self) -> int: ...
+
+    @property
+    def claiming(self) -> bool:
+        """Whether others may come to know of this daemon before it hears that it is registered."""
 
     @property
     def away_s(self) -> float | None: ...
@@ -97,7 +102,8 @@ class KeptDeletes:
     @property
     def current(self) -> bool:
         """Whether all is applied that was deleted before others could know of this daemon."""
-        return self._begun and self._claims == self._engine.claims
+        engine = self._engine
+        return self._begun and not engine.claiming and self._claims == engine.claims
 
     def look(self) -> None:
         """Look soon for what is new."""
@@ -130,7 +136,9 @@ class KeptDeletes:
     async def _rest(self) -> None:
         """Wait until it is time to look, or there is a reason to: all is applied."""
         until = self._now() + LOOK_S
-        while self.current and self._now() < until and not self._look.is_set():
+        while self._now() < until and not self._look.is_set():
+            if self._claims != self._engine.claims:
+                return
             await self._looked()
 
     async def _pause(self, pause_s: float, claims: int) -> None:

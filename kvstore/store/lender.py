@@ -22,7 +22,6 @@ from kvstore.move.file_leases import FileLeases
 from kvstore.move.promote import Promotion
 from kvstore.peer.base import (
     CHANGES_MAX,
-    HEADS_MAX,
     HEADS_WAIT_S_MAX,
     HeadsAsk,
     HeadsReply,
@@ -34,6 +33,7 @@ from kvstore.peer.base import (
 from kvstore.store.acquire import Acquisition
 from kvstore.store.deletes import Deletes
 from kvstore.store.gets import within
+from kvstore.store.head_snapshots import HeadSnapshots
 from kvstore.store.node import Node
 from kvstore.store.sessions import Namespaces
 from kvstore.system.bandwidth import Lane
@@ -89,6 +89,7 @@ class StoreLender:
         self._instance = instance
         heads = node.planner.index.heads
         self._heads = heads if heads is not None else Heads()
+        self._snapshots = HeadSnapshots(self._heads, node.now)
         self._changed = asyncio.Event()
         self._heads.on_change = self._changed.set
         self._node = node
@@ -221,17 +222,9 @@ class StoreLender:
             if changes is not None:
                 return changes
         begin = ask.cursor if ask.instance == self._instance and ask.since < 0 else 0
-        since, listed = self._heads.number, self._heads.at(ask.level)
-
-        def chunk() -> tuple[bytes, int]:
-            ordered = np.sort(np.array(listed, dtype="<u8"))
-            first = int(np.searchsorted(ordered, np.uint64(begin)))
-            last = first + HEADS_MAX
-            cursor = int(ordered[last]) if last < len(ordered) else 0
-            return ordered[first:last].tobytes(), cursor
-
-        heads, cursor = await asyncio.to_thread(chunk)
-        return HeadsReply(self._instance, ask.level, since, True, cursor, heads)
+        snapshot = await self._snapshots.at(ask.level, goes_on=bool(begin))
+        heads, cursor = snapshot.chunk(begin)
+        return HeadsReply(self._instance, ask.level, snapshot.number, True, cursor, heads)
 
     async def _changes(self, ask: HeadsAsk) -> HeadsReply | None:
         """Answer what has changed since, waiting for the first; None: that is not kept any more."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import TypeAlias
 
 from kvstore.peer.wire import BULK_MAGIC, OPENING
 
@@ -18,6 +20,9 @@ CHUNK_NBYTES = 64 << 10
 HOLD_S = 0.02
 START_S = 10.0
 LOOPBACK = "127.0.0.1"
+CHUNKS_MAX = 1024  # on their way at once
+
+Read: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
 class Relay:
@@ -26,7 +31,8 @@ class Relay:
     flip: one bit of the byte at `after`. flip_every: one bit of every so many bytes of all answers,
     0 for none. stall: nothing more passes. cut: the end. bytes_per_s: of every answer, 0 for as
     many as come. flip_ask: a kind, and a byte of the next request of it: its lowest bit is flipped,
-    once. hold_asks, hold_answers: one way nothing passes, until it is False again.
+    once. hold_asks, hold_answers: one way nothing passes, until it is False again. delay_s: how
+    long what passes takes, each way, on connections that are made from now on.
     """
 
     def __init__(self, host: str, target: int) -> None:
@@ -39,6 +45,7 @@ class Relay:
         self.bytes_per_s = 0
         self.hold_asks = self.hold_answers = False
         self.flip_ask: tuple[int, int] | None = None
+        self.delay_s = 0.0
         self.connections = 0
         self.passed = 0  # bytes of answers
         self._loop = asyncio.get_running_loop()
@@ -58,8 +65,9 @@ class Relay:
         self._open |= both
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._asks(reader, there_writer))
-                group.create_task(self._answers(there_reader, writer))
+                asks, answers = (self._on_its_way(each, group) for each in (reader, there_reader))
+                group.create_task(self._asks(asks, there_writer))
+                group.create_task(self._answers(answers, writer))
         except* OSError:
             pass
         finally:
@@ -67,8 +75,29 @@ class Relay:
             for each in both:
                 each.transport.abort()
 
-    async def _asks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(CHUNK_NBYTES):
+    def _on_its_way(self, reader: asyncio.StreamReader, group: asyncio.TaskGroup) -> Read:
+        """Return what reads the next bytes that come, b"" at the end."""
+        delay_s = self.delay_s
+        if not delay_s:
+            return partial(reader.read, CHUNK_NBYTES)
+        under_way = asyncio.Queue[tuple[float, bytes]](CHUNKS_MAX)
+
+        async def take() -> None:
+            data = b"..."
+            while data:
+                data = await reader.read(CHUNK_NBYTES)
+                await under_way.put((self._loop.time() + delay_s, data))
+
+        async def read() -> bytes:
+            due, data = await under_way.get()
+            await asyncio.sleep(due - self._loop.time())
+            return data
+
+        group.create_task(take())
+        return read
+
+    async def _asks(self, read: Read, writer: asyncio.StreamWriter) -> None:
+        while data := await read():
             await _released(lambda: self.hold_asks)
             writer.write(self._flipped(data))
             await writer.drain()
@@ -86,9 +115,9 @@ class Relay:
         self.flip_ask = None
         return bytes(harmed)
 
-    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answers(self, read: Read, writer: asyncio.StreamWriter) -> None:
         passed = 0
-        while data := bytearray(await reader.read(CHUNK_NBYTES)):
+        while data := bytearray(await read()):
             at = self.after - passed
             passed += len(data)
             await _released(lambda: self.hold_answers)

@@ -32,10 +32,17 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def delay_s() -> float:
+    """How long it takes from one host to the other."""
+    return 0.0
+
+
+@pytest.fixture
+def pair(delay_s: float) -> Iterator[Pair]:
     behind, borrowing = free_ports(2)
     with ExitStack() as stack:
         relay = stack.enter_context(relay_to(behind))
+        relay.delay_s = delay_s
         lender = stack.enter_context(
             Daemon(*member_settings(behind, [borrowing]), f"cluster.address=127.0.0.1:{relay.port}")
         )
@@ -103,6 +110,16 @@ def test_a_link_that_harms_costs_a_miss(pair: Pair, fault: Callable[[Relay], Non
     wait_for(lambda: nothing_leaked(pair.lender, pair.borrower))
     wait_for(lambda: met(pair.borrower))
     assert hit(pair.borrower) == len(KEYS)  # once it works, and is not asked to be faster
+
+
+@pytest.mark.parametrize("delay_s", [0.04])
+def test_a_host_that_is_far_away_is_asked(pair: Pair) -> None:
+    wait_for(lambda: peers_of(pair.borrower)[0]["round_trip_s"])
+    assert hit(pair.borrower, request_id="far") == len(KEYS)
+    (peer,) = peers_of(pair.borrower)
+    assert isinstance(peer["round_trip_s"], float)
+    assert peer["round_trip_s"] > 0.08
+    assert peer["last_error"] == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -21,6 +21,7 @@ SETTINGS = (
     *(f"tenants.{name}.file.guaranteed=64MiB" for name in TENANTS),
     "tenants.public.arena=sealed",
     "tenants.public.shared=true",
+    "server.metrics_open=true",
 )
 SPEC = Namespace(16, (Group("all", 64 << 10),), (("model", "tenants"),))
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -112,6 +113,31 @@ def test_a_request_may_name_the_engine_that_has_its_prefix(pair: tuple[Daemon, D
         wait_for(lambda: peers_of(two)[0]["engines"] == ["10.0.0.1:8000"])
         assert hit(two, origin=Origin("10.0.0.1:8000")) == len(KEYS)
     assert hit(two, origin=Origin("10.9.9.9:22")) == len(KEYS)  # its own, and nobody else asked
+
+
+def test_two_engines_of_one_daemon_prefill_and_decode_at_once(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    clear(one, two)
+    origin = Origin("10.0.0.1:8000", len(KEYS))
+    with (
+        Client(one.target, engines=["10.0.0.1:8000"]) as prefiller,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        prefiller.register(SPEC)
+        decoding = threads.submit(hit, one, origin=origin, request_id="decoded")
+        for begin in range(0, len(KEYS), 20):
+            with pytest.raises(TimeoutError):
+                decoding.result(0.2)
+            prefiller.put(
+                SPEC.id,
+                KEYS[begin : begin + 20],
+                RECORDS[begin : begin + 20],
+                first_block=begin,
+                parent=KEYS[begin - 1] if begin else None,
+            )
+        assert decoding.result(10) == len(KEYS)
+        (outcome,) = prefiller.admin.outcomes("decoded")
+        assert (outcome.peer_blocks, outcome.peer) == (0, "")
 
 
 def test_a_draining_daemon_lends_nothing_and_is_not_asked(pair: tuple[Daemon, Daemon]) -> None:

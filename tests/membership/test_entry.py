@@ -33,7 +33,7 @@ def test_what_was_written_is_read(member: Member) -> None:
 
 
 def test_the_largest_member_there_is_fits() -> None:
-    name = "a" * 255 + ":65535"
+    name = 3 * f"{'a' * 63}." + "a" * 61 + ":65535"
     assert decode_member(encode_member(new_member(name, engines=(name,) * ENGINES_MAX)))
 
 
@@ -57,6 +57,8 @@ def test_what_a_newer_version_adds_is_ignored() -> None:
         ("address", "unix:/run/x:1"),
         ("address", "a b:1"),
         ("address", "a" * 300 + ":1"),
+        ("address", "a" * 64 + ".example:1"),
+        ("address", "a..b:1"),
         ("version", "1.0\nlevel=error"),
         ("version", "1" * 65),
         ("protocol", [3, 1]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +15,22 @@ import pytest
 
 from kvstore.membership import LastMembers, Membership, NodeIdTaken, encode_member
 from kvstore.membership.etcd import EtcdMembership
-from kvstore.model.errors import ConfigError
+from kvstore.model.errors import ConfigError, Unavailable
 from kvstore.model.member import Member, State
+from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.settings import ClusterSettings
+from kvstore.store.fleet_deletes import KeptDeletes
 from kvstore.testing.etcd import INSTALL, Etcd, has_etcd
 from kvstore.testing.membership import Answering, MembershipContract, Open, new_member, until
 from kvstore.testing.ports import free_ports
+from tests.store.node import SPEC, Node, chain
 from tests.tls import Authority
 
 if not has_etcd():
     pytest.skip(INSTALL, allow_module_level=True)
 
 TTL_S = 2
+A = chain(1, 16)
 KEPT_S = TTL_S + 1.0  # for which a test looks whether members stay
 PREFIX = "/kvstore/v1/{fleet}/nodes/"
 
@@ -122,7 +126,11 @@ class Fleet:
         await self.answering.close()
 
 
-def run(fleet: Fleet, test: Callable[[], Awaitable[None]]) -> None:
+def run(
+    fleet: Fleet,
+    test: Callable[[], Awaitable[None]],
+    runs: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+) -> None:
     async def main() -> None:
         try:
             await fleet.start()
@@ -130,7 +138,7 @@ def run(fleet: Fleet, test: Callable[[], Awaitable[None]]) -> None:
         finally:
             await fleet.stop()
 
-    asyncio.run(main())
+    runs(main())
 
 
 def test_a_daemon_that_dies_is_gone_after_its_ttl(etcd: Etcd) -> None:
@@ -282,6 +290,60 @@ def test_a_daemon_whose_key_was_taken_says_so_and_takes_it_back(etcd: Etcd) -> N
         await until(lambda: one.stats()["registered"] and not one.stats()["error"])
 
     run(fleet, test)
+
+
+def test_who_may_be_registered_without_knowing_it_lends_nothing(etcd: Etcd) -> None:
+    """Etcd makes its key, and the answer is lost; so is the one that would take the key back."""
+    fleet = Fleet(settings(etcd), count=2)
+
+    async def test() -> None:
+        one, other = fleet.joined
+        own, calls = fleet.members[0], one._calls
+        kept = KeptDeletes(
+            one,
+            one.deletes_of(NO_TENANT_ID),
+            node=own.node,
+            deletes=node.store.deletes,
+            told=None,  # type: ignore[arg-type]
+            note=None,
+            metrics=node.metrics,
+        )
+        await kept.start()
+        assert kept.current
+        ask, take_back, lent = calls.txn, calls.revoke, list[bool]()
+
+        async def asked(request: Any, *, timeout_s: float) -> Any:
+            reply = await ask(request, timeout_s=timeout_s)
+            if not reply.succeeded:  # so nobody has come to know of it by this one
+                return reply
+            await until(lambda: own.node in other.members())  # so others borrow from it by now
+            lent.append(kept.current)
+            await kept._try()  # it may have read before others knew of it
+            lent.append(kept.current)
+            raise Unavailable("the answer is lost")
+
+        async def not_taken_back(lease: int, *, timeout_s: float) -> None:
+            raise Unavailable("the answer is lost")
+
+        await asyncio.sleep(TTL_S + 0.5)  # longer than the doubt after a start
+        calls.txn, calls.revoke = asked, not_taken_back  # type: ignore[method-assign]
+        key = PREFIX.format(fleet=fleet.settings.fleet) + own.node
+        await asyncio.to_thread(etcd.delete, key)
+        await until(lambda: lent)
+        await other.deletes_of(NO_TENANT_ID).write(SPEC.id, A[:1])
+        await until(lambda: len(lent) >= 4)
+        assert not any(lent)
+        calls.txn, calls.revoke = ask, take_back  # type: ignore[method-assign]
+        await until(lambda: one.stats()["registered"])
+        assert not kept.current
+        assert await kept._try()
+        assert kept.current
+        assert node.planner.index.get(SPEC.id, A[0]) is None
+        kept.close()
+
+    with Node(None) as node:
+        node.put(A, 0, 4)
+        run(fleet, test, node.loop.run_until_complete)
 
 
 def test_rubbish_in_etcd_is_counted_and_left_out(etcd: Etcd) -> None:

@@ -151,6 +151,12 @@ def test_what_answers_nothing_or_rubbish_is_no_member() -> None:
         try:
             assert list(one.members()) == [member.node]
             assert one.stats()["silent"] == one.stats()["unknown"] == sorted([silent, rubbish])
+            errors = one.stats()["errors"]
+            assert list(errors) == sorted([silent, rubbish])
+            assert "Connect call failed" in errors[silent]
+            assert "no entry of a member" in errors[rubbish]
+            await answering.up(new_member(silent))
+            await until(lambda: list(one.stats()["errors"]) == [rubbish])
         finally:
             await one.leave()
             server.close()

@@ -125,7 +125,7 @@ def test_a_second_daemon_that_gets_the_node_id_is_found(monkeypatch: pytest.Monk
 def test_a_call_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.move.tenant_peers.DELETE_S", 20.0)  # longer than the fleet allows
     monkeypatch.setattr(Weather, "drawn", lambda _: Weather(lost=0.3))
-    assert _found("hung", "a fleet's delete took", first=14)
+    assert _found("hung", "a fleet's delete took", first=36)
 
 
 def test_a_peer_that_is_not_dialled_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.claims = 1
+        self.claiming = False
         self.away_s: float | None = None
         self.told: list[Callable[[], None]] = []
 
@@ -154,6 +155,34 @@ def test_it_is_tried_again_as_soon_as_etcd_answers(sim: Node) -> None:
         assert not kept.current
         etcd.refusal = engine.away_s = None
         await asyncio.sleep(2 * RETRY_S)
+        assert kept.current
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    sim.loop.run_until_complete(test())
+
+
+def test_nothing_is_lent_while_nobody_knows_whether_this_daemon_is_registered(sim: Node) -> None:
+    etcd, engine = Etcd(), Engine()
+    kept = kept_of(sim, etcd, engine, None)
+
+    async def test() -> None:
+        await kept.start()
+        running = asyncio.ensure_future(kept.run())
+        engine.claiming = True  # etcd is asked
+        assert not kept.current
+        etcd.reads = 0
+        kept.look()
+        await asyncio.sleep(2 * LOOK_S)
+        assert (
+            1 <= etcd.reads <= 4
+        )  # what it applies meanwhile is not enough, and no reason to hurry
+        assert not kept.current
+        engine.claims, engine.claiming = 2, False  # and has answered
+        assert not kept.current
+        for told in engine.told:
+            told()
+        await asyncio.sleep(RETRY_S)
         assert kept.current
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
