@@ -35,7 +35,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
     prompt: its token ids. restored_blocks: how many blocks were loaded from the store.
     request_id: names its load for `kvstore explain`.
     exact: False once KV was computed under autocast, in another precision than the model's.
-    stored_blocks: how many blocks the daemon is known to have.
+    stored_blocks: how many blocks the daemon has, or has given: they are not saved.
     refined: what is stored without its fine parts does not count for it.
     pace: times the long pieces of the prompt.
     Layers with a sliding window keep all KV that they compute until the cache is dropped, because

@@ -35,10 +35,12 @@ class HeldPages(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """Where a record is. checksum: None where the device does not compute them."""
+    """Where a record is. checksum: None where the device does not compute them. loaded: it came
+    from the daemon."""
 
     offset: int
     checksum: int | None
+    loaded: bool
 
 
 class _Place(NamedTuple):
@@ -53,10 +55,11 @@ class PoolLoad:
     """What was restored from the pool: on the model's own stream, so layers need not be waited for.
 
     pages: of every group. checks: the sums of what was copied, and what they should be.
+    loaded_blocks: up to the last one that came from the daemon before.
     """
 
     def __init__(self, pool: HbmPool, keys: Sequence[BlockKey]) -> None:
-        self.blocks = len(keys)
+        self.blocks, self.loaded_blocks = len(keys), 0
         self.pages: list[tuple[LayerGroup, Pages]] = []
         self.checks: list[tuple[Sums, list[int | None]]] = []
         self._pool = pool
@@ -127,6 +130,8 @@ class HbmPool:
                 pages = empty_pages(group, len(needed), self._namespace.block_tokens)
                 load.pages.append((group, pages))
                 records = [self._records[keys[block]][index] for block in needed]
+                came = [block for block, each in zip(needed, records, strict=True) if each.loaded]
+                load.loaded_blocks = max([load.loaded_blocks, *(block + 1 for block in came)])
                 batch = [(0, block) for block in range(len(needed))]
                 offsets = [record.offset for record in records]
                 sums = open_paged([pages]).scatter(self._memory, batch, offsets)
@@ -135,10 +140,18 @@ class HbmPool:
             self._read = self._device.mark()  # what is evicted now must not be overwritten before
             return load
 
-    def store(self, keys: Sequence[BlockKey], groups: Sequence[HeldPages], after: Any) -> None:
+    def store(
+        self,
+        keys: Sequence[BlockKey],
+        groups: Sequence[HeldPages],
+        after: Any,
+        *,
+        loaded_blocks: int = 0,
+    ) -> None:
         """Keep the blocks of a prefix, from its start as far as there is room.
 
         groups: their pages, in namespace order; read once the device has come to `after`.
+        loaded_blocks: so many of them came from the daemon.
         """
         for first in range(0, len(keys), STEP_BLOCKS):
             step = range(first, min(first + STEP_BLOCKS, len(keys)))
@@ -154,7 +167,7 @@ class HbmPool:
                 raise
             with self._lock:
                 for place, record in zip(places, records, strict=True):
-                    self._publish(keys, place, record)
+                    self._publish(keys, place, record._replace(loaded=place.block < loaded_blocks))
             if not whole:
                 return
 
@@ -234,7 +247,7 @@ class HbmPool:
         self._stream.record().synchronize()
         for mine, each in sums:
             found |= zip(mine, each.result() if each else [None] * len(mine), strict=True)
-        return [_Record(place.offset, found[place]) for place in places]
+        return [_Record(place.offset, found[place], loaded=False) for place in places]
 
     def _pack(
         self,

@@ -28,7 +28,7 @@ from kvstore import (
     Unavailable,
     root_key,
 )
-from kvstore.client.leased import KEYS_MAX, PROMOTION_SHARE, answer_in, give_back
+from kvstore.client.leased import PROMOTION_SHARE, answer_in, give_back
 from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.save_thread import SavesBehind
 from kvstore_kernels.device import open_device
@@ -150,6 +150,12 @@ class Prefixes(SavesBehind):
         return self._direct.failures
 
     @property
+    def saved_uncoded_blocks(self) -> int:
+        """Records that were stored raw, because coding made them no smaller; 0 with record="raw",
+        which codes none."""
+        return self._saver.saved_uncoded_blocks
+
+    @property
     def fine_parts(self) -> FineParts:
         """How many fine parts of lossy blocks loads have used, have not got, and have got wrong."""
         return self._coding.fine_parts if self._coding is not None else FineParts()
@@ -207,7 +213,7 @@ class Prefixes(SavesBehind):
         )
         if not self._ready() or self._autocast:
             return cache
-        keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
+        keys = self._keys(cache.prompt[:-1])[: self._client.batch_keys_max]
         if not keys:
             return cache
         if self._pool is not None:
@@ -309,6 +315,8 @@ class Prefixes(SavesBehind):
         """Restore from GPU memory, if it has more blocks than that; it tells no fidelity."""
         if self._pool is None or cache.refined or not (load := self._pool.restore(keys, more_than)):
             return False
+        if self._namespace.fidelity != "exact":  # what was loaded is not saved again
+            cache.stored_blocks = max(cache.stored_blocks, load.loaded_blocks)
         cache.restore(load.blocks, load.pages, load)
         return True
 

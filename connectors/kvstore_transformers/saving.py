@@ -68,15 +68,18 @@ class Job:
 
 class Coded(NamedTuple):
     """Records that are coded, one per block of `spans`. None: a block that is exact has no fine
-    part. sizes: what to reserve for each."""
+    part. sizes: what to reserve for each. uncoded: of the base parts, which come first, whether
+    each is raw."""
 
     spans: Sequence[Span]
     records: Sequence[memoryview | None]
     sizes: Sequence[int]
+    uncoded: Sequence[bool]
 
 
 class Saver(SaveThread[Job]):
-    """Stores what `generate` has added."""
+    """Stores what `generate` has added. saved_uncoded_blocks: records that coding made no
+    smaller, so they were stored raw."""
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class Saver(SaveThread[Job]):
         self._pool = pool
         self._coding = coding
         self._wait_s = wait_s
+        self.saved_uncoded_blocks = 0
 
     @property
     def takes_jobs(self) -> bool:
@@ -102,7 +106,7 @@ class Saver(SaveThread[Job]):
 
     def save(self, job: Job) -> bool:
         if self._pool is not None:
-            self._pool.store(job.keys, job.pooled, job.after)
+            self._pool.store(job.keys, job.pooled, job.after, loaded_blocks=job.first)
         opened = [
             self._open(index, group.pages) if group.begin < len(job.keys) else None
             for index, group in enumerate(job.groups)
@@ -144,6 +148,8 @@ class Saver(SaveThread[Job]):
             try:
                 if coded:
                     checksums = self._copy_coded(coded.records, grant)
+                    kept = zip(grant.slots, coded.uncoded, strict=False)
+                    self.saved_uncoded_blocks += sum(raw for slot, raw in kept if slot)
                 else:
                     checksums = self._copy(job, opened, first, grant)
             except BaseException:
@@ -162,20 +168,22 @@ class Saver(SaveThread[Job]):
         bases: list[memoryview] = []
         fines: list[memoryview | None] = []
         fine_sizes: list[int] = []
+        uncoded: list[bool] = []
         for part, begin, end in spans:
             at = first - job.groups[part.group].begin
             exact = [first + block == 0 for block in range(begin, end)]
             encoded = opened[part.group].encode(range(at + begin, at + end), exact)
             bases += [each.base for each in encoded]
             fines += [each.fine for each in encoded]
+            uncoded += [each.uncoded for each in encoded]
             fine_sizes += [self._coding.fine_nbytes[part.group]] * len(encoded)
         sizes = [len(base) for base in bases]
         if not self._coding.lossy:
-            return Coded(spans, bases, sizes)
+            return Coded(spans, bases, sizes, uncoded)
         refining = [
             span._replace(part=Part(len(job.groups) + span.part.group, 0)) for span in spans
         ]
-        return Coded([*spans, *refining], [*bases, *fines], sizes + fine_sizes)
+        return Coded([*spans, *refining], [*bases, *fines], sizes + fine_sizes, uncoded)
 
     def _copy_coded(self, records: Sequence[memoryview | None], grant: Grant) -> list[int]:
         """Copy records to their slots; return the checksum of each, 0 where there is none."""

@@ -27,6 +27,7 @@ COUNTERS = {
     "saved_bytes": "Bytes of those records.",
     "saved_fine_bytes": "Bytes of the fine parts among them.",
     "saved_raw_bytes": "Bytes of the KV in them, as the engine holds it.",
+    "saved_uncoded_blocks": "Records among them that are raw, because coding made them no smaller.",
     "save_seconds": "Time spent copying and hashing them, in the background.",
     "known_blocks": "Records that were not encoded again, because the daemon has them.",
     "bounced_bytes": "Bytes copied through a pinned buffer, because the GPU could not access the "

@@ -25,9 +25,6 @@ RENEW_S = 3.0
 ESTIMATE_RETRY_S = 0.02
 """Until an unpinned estimate is asked for again: others' leases must end."""
 
-KEYS_MAX = 8192
-"""Blocks one lookup asks for: the daemon's bound on a batch. Longer prefixes hit up to here."""
-
 
 class Lookup:
     """An acquire under way, answered or abandoned. Used by the scheduler's thread alone."""
@@ -49,7 +46,8 @@ class Lookup:
         early: bool = False,
         tokens: BlockTokens | None = None,
     ) -> None:
-        """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
+        """Ask for `keys`, of which the engine holds the first `skip_blocks` itself. Longer prefixes
+        than the daemon takes in one call hit up to there.
 
         recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
         session_id: the client's name of the conversation, if it gave one.
@@ -57,7 +55,6 @@ class Lookup:
         request says. early: the answer may be a lease whose last slots are still read into.
         tokens: of the keys, if the daemon wants them.
         """
-        keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
         self.refined = refined
         self.instance = ""  # of the daemon's life that answered
@@ -70,9 +67,10 @@ class Lookup:
 
         async def acquire(remote: AsyncClient) -> Grant:
             namespace_id = await remote.register(namespace, now=False)
+            await remote.connect()
             grant = await remote.acquire(
                 namespace_id,
-                keys,
+                keys[: remote.batch_keys_max],
                 skip_blocks=skip_blocks,
                 readers=readers,
                 wait_s=wait_s,

@@ -35,10 +35,11 @@ class Sized(Protocol):
 
 
 class Encoded(NamedTuple):
-    """The records of one block. fine: of a lossy block."""
+    """The records of one block. fine: of a lossy block. uncoded: the base is raw."""
 
     base: Sized
     fine: Sized | None
+    uncoded: bool = False
 
 
 class Pages(Protocol):

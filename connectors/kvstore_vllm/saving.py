@@ -46,14 +46,15 @@ class _Job(FencedJob):
 class _Coded(NamedTuple):
     """Records of an order: base parts, then the fine parts of lossy ones, None where there is none.
 
-    groups: of pages, of each block. raw_nbytes: of each block as the engine holds it. sizes: of the
-    slots that are asked for.
+    groups: of pages, of each block. raw_nbytes: of each block as the engine holds it. uncoded: of
+    each base part, whether it is raw. sizes: of the slots that are asked for.
     """
 
     groups: list[int]
     bases: list[Sized]
     fines: list[Sized | None]
     raw_nbytes: list[int]
+    uncoded: list[bool]
     sizes: list[int]
 
 
@@ -165,6 +166,7 @@ class Saver(FencedSaves[_Job]):
         fines: list[Sized | None] = []
         sizes: list[int] = []
         raws: list[int] = []
+        uncoded: list[bool] = []
         for span in order.spans:
             first, count = order.first_block + span.begin, len(span.device_blocks)
             exact = [first + at == 0 for at in range(count)] if self._pages.lossy else ()
@@ -172,13 +174,15 @@ class Saver(FencedSaves[_Job]):
             groups += [span.group] * count
             bases += [each.base for each in encoded]
             raws += [self._pages.raw_nbytes[span.group]] * count
+            uncoded += [each.uncoded for each in encoded]
             if self._pages.lossy:
                 fines += [each.fine for each in encoded]
                 sizes += [self._pages.lossy[span.group].fine_nbytes] * count
         self._counters.add(save_seconds=time.perf_counter() - started)
         if job.dropped or (is_last and not self.all_read(job)):
             return None
-        return _Coded(groups, bases, fines, raws, [*(each.nbytes for each in bases), *sizes])
+        sizes = [*(each.nbytes for each in bases), *sizes]
+        return _Coded(groups, bases, fines, raws, uncoded, sizes)
 
     def _fill_coded(self, coded: _Coded, grant: Grant) -> None:
         """Copy records to their slots, and commit them."""
@@ -208,6 +212,9 @@ class Saver(FencedSaves[_Job]):
             saved_fine_bytes=sum(len(pair[1]) for pair in pairs[count:] if pair),
             saved_raw_bytes=sum(
                 raw for pair, raw in zip(pairs, coded.raw_nbytes, strict=False) if pair
+            ),
+            saved_uncoded_blocks=sum(
+                raw for pair, raw in zip(pairs, coded.uncoded, strict=False) if pair
             ),
             save_seconds=seconds,
         )

@@ -29,7 +29,7 @@ from kvstore_vllm.handoff import handoff_params, load_deadline_s, read_origin
 from kvstore_vllm.hints import NO_HINTS, hint_sender, read_hints
 from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
-from kvstore_vllm.lookup import KEYS_MAX, Lookup
+from kvstore_vllm.lookup import Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
 from kvstore_vllm.prefill import Computed, step_of
 from kvstore_vllm.settings import Settings
@@ -118,7 +118,8 @@ class SchedulerSide:
         salt = (request.cache_salt or "").encode(errors="surrogatepass")
         root = root_key(self._namespace_id, salt)
         hints = read_hints(request.kv_transfer_params, self.counters)
-        tracked = Tracked(request, root, namespace, hints, adapter=adapter)
+        most = self._client.batch_keys_max
+        tracked = Tracked(request, root, namespace, hints, adapter=adapter, keys_max=most)
         try:
             tracked.keys()
         except InvalidRequest:  # token ids that no vocabulary has: what it does is vLLM's affair
@@ -147,12 +148,12 @@ class SchedulerSide:
 
     def _ask(self, tracked: Tracked, local_blocks: int) -> None:
         """Send a lookup for what lies beyond `local_blocks`, unless there cannot be anything."""
-        keys = tracked.loadable_keys()
-        if min(len(keys), KEYS_MAX) <= local_blocks or not self._client.available:
+        keys = tracked.loadable_keys()[: self._client.batch_keys_max]
+        if len(keys) <= local_blocks or not self._client.available:
             return
         assert self._namespace is not None
         self.counters.add(lookups=1)
-        depth = (local_blocks + min(len(keys), KEYS_MAX)) * self._block_tokens / 2
+        depth = (local_blocks + len(keys)) * self._block_tokens / 2
         tracked.lookup = Lookup(
             self._client,
             self._namespace,
@@ -166,7 +167,7 @@ class SchedulerSide:
             refined=tracked.hints.refined,
             origin=tracked.origin,
             early=not tracked.waits_for_all,
-            tokens=tracked.tokens(0, min(len(keys), KEYS_MAX)) if self._client.announces else None,
+            tokens=tracked.tokens(0, len(keys)) if self._client.announces else None,
         )
 
     # What to offer --------------------------------------------------------------------------------

@@ -41,7 +41,6 @@ from kvstore import AsyncClient, Client
 from kvstore.model.block import BlockKey, Committed, Grant, Namespace, Part, Span
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm.fingerprint import Fingerprints
-from kvstore_vllm.lookup import KEYS_MAX
 from kvstore_vllm.metadata import in_epoch
 from kvstore_vllm.settings import Seconds
 from kvstore_vllm.tier_namespace import tier_namespace, tier_weights
@@ -268,7 +267,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         if not self._weights_known:
             return [False] * len(keys)
         wanted = [self._key(key) for key in keys]
-        windows = [wanted[at : at + KEYS_MAX] for at in range(0, len(wanted), KEYS_MAX)]
+        most = self._client.batch_keys_max
+        windows = [wanted[at : at + most] for at in range(0, len(wanted), most)]
         return [found for window in windows for found in self._resident(window)]
 
     def _resident(self, wanted: list[BlockKey]) -> list[bool]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from kvstore.client.caller import KEYS_MAX
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.keys import KeyChain, encode_extras
 from kvstore.model.member import Origin
@@ -39,8 +40,10 @@ class Tracked:
         hints: RequestHints = NO_HINTS,
         *,
         adapter: bytes = b"",
+        keys_max: int = KEYS_MAX,
     ) -> None:
-        """adapter: tells the LoRA adapter that the request runs with."""
+        """adapter: tells the LoRA adapter that the request runs with. keys_max: how many blocks a
+        lookup may ask for, and an order save."""
         block_tokens, groups = namespace.block_tokens, engine_groups(namespace)
         self.request = request
         self.hints = hints
@@ -72,10 +75,14 @@ class Tracked:
         resume_blocks = (request.num_prompt_tokens - 1) // block_tokens
         if self._blocks_max is not None:
             resume_blocks = min(resume_blocks, self._blocks_max)
-        self._first_saved = [
+        self._order_blocks = min(ORDER_BLOCKS_MAX, keys_max)
+        self._saved_from = [
             group.blocks_needed(resume_blocks, block_tokens).start if group.window_tokens else 0
             for group in groups
         ]
+        # A longer prompt hits up to where lookups end, if the window there is stored as well.
+        last_asked = min(resume_blocks, keys_max)
+        self._saved_before = [group.blocks_needed(last_asked, block_tokens) for group in groups]
 
     def keys(self) -> list[BlockKey]:
         """Return the keys of all full blocks of final tokens; only new blocks are hashed."""
@@ -198,8 +205,8 @@ class Tracked:
         held: Tables | None = None
         if begin < self._settled_blocks:
             held = held_tables()
-        for first in range(begin, complete, ORDER_BLOCKS_MAX):
-            last = min(first + ORDER_BLOCKS_MAX, complete)
+        for first in range(begin, complete, self._order_blocks):
+            last = min(first + self._order_blocks, complete)
             runs = [
                 self._runs(index, first, last, held, unfit) for index in range(len(self._groups))
             ]
@@ -240,7 +247,9 @@ class Tracked:
     ) -> list[tuple[int, list[int]]]:
         """Return the consecutive blocks of one group in [first, last) that are worth saving."""
         runs: list[tuple[int, list[int]]] = []
-        for block in range(max(first, self._first_saved[index]), last):
+        for block in range(first, last):
+            if block < self._saved_from[index] and block not in self._saved_before[index]:
+                continue
             device_block = self._device_block(index, block, held)
             if device_block == NULL_BLOCK or block in self._stored[index]:
                 continue

@@ -38,7 +38,7 @@ def stats(target: str, as_json: bool) -> None:
 @click.option("--namespace", type=Start(), help=namespace_id_option("Only this namespace."))
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
 def scan(target: str, as_json: bool, namespace: str | None, limit: int) -> None:
-    """List stored blocks in key order.
+    """List stored blocks, page by page.
 
     \b
     Columns: key, namespace, index in its prefix, bytes, and where it is:

@@ -30,7 +30,7 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
         _metrics(
             addresses["metrics"],
             is_open=guard.get("metrics_open", False),
-            matches=not (asks_who or stats.get("tenants")),
+            matches=not (asks_who or "tenants" in stats),
         ),
         *_page(addresses, asks_who=asks_who),
     ]
@@ -104,4 +104,6 @@ def _metrics(address: str, *, is_open: bool, matches: bool) -> Finding:
             text = f"{address} is open: everybody who reaches it may read {told}"
             return note("metrics", text, "let a NetworkPolicy or a firewall say who reaches it")
         return ok("metrics", f"{address}, over TLS: /metrics takes the role operator")
-    return ok("metrics", f"{address}: every user of this host may read {told}")
+    if is_open or matches:
+        return ok("metrics", f"{address}: every user of this host may read {told}")
+    return ok("metrics", f"{address}: /metrics takes a credential of the role operator or admin")

@@ -15,7 +15,15 @@ from kvstore.cli.conversations import (
 )
 from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
-from kvstore.model.words import bar, duration, percent, printable, share_lines, size
+from kvstore.model.words import (
+    bar,
+    duration,
+    fidelity_lines,
+    percent,
+    printable,
+    share_lines,
+    size,
+)
 from kvstore.store.findings import Finding, daemon_health, is_wrong, note, ok
 
 ROUNDS = 5
@@ -148,17 +156,7 @@ def _events(stats: dict[str, Any]) -> list[str]:
 
 
 def _fidelities(stats: dict[str, Any]) -> list[str]:
-    lines = []
-    for each in stats.get("fidelities", ()):
-        refined = f", {each['refined_blocks']} with fine parts" if each["refined_blocks"] else ""
-        saved = each["raw_bytes"] / max(1, each["stored_bytes"])
-        lines.append(
-            f"      {each['fidelity']} in {each['tier']}: {each['blocks']} blocks{refined}, "
-            f"{size(each['stored_bytes'])} for {size(each['raw_bytes'])} of KV ({saved:.2f}x)"
-        )
-    if lines:
-        lines[0] = f"kept  {lines[0].lstrip()}"
-    return lines
+    return [f"{'' if at else 'kept':6}{line}" for at, line in enumerate(fidelity_lines(stats))]
 
 
 def _hits(totals: dict[str, Any]) -> list[str]:

@@ -44,11 +44,14 @@ def list_(target: str, as_json: bool) -> None:
       kvstore tenant list --json | jq .acme.dram.used_bytes
     """
     with connect(target) as client:
-        tenants: dict[str, Any] = client.admin.stats().get("tenants", {})
+        told = client.admin.stats()
+    tenants: dict[str, Any] = told.get("tenants", {})
     if as_json:
         click.echo(json.dumps(tenants))
         return
-    if not tenants:
+    for name, left in told.get("leaving", {}).items():
+        click.echo(f"{name}: is being deleted, its calls are refused. Left: {left or 'under way'}")
+    if "tenants" not in told:
         click.echo("this daemon has one user and no tenants")
     for name, stats in tenants.items():
         dram, file, totals = stats["dram"], stats["file"], stats["totals"]
@@ -114,7 +117,8 @@ def set_(target: str, as_json: bool, name: str, assignments: tuple[str, ...]) ->
 def delete(ctx: click.Context, target: str, as_json: bool, name: str, yes: bool) -> None:
     """End the sessions of tenant NAME, destroy its keys and delete its blocks, on every tier.
 
-    Exit code 1 if something of it is left. It tells how far nothing can be read again.
+    Exit code 1 if something of it is left: its calls stay refused, and this can be run again. It
+    tells how far nothing can be read again.
 
     \b
     Example:
@@ -126,9 +130,12 @@ def delete(ctx: click.Context, target: str, as_json: bool, name: str, yes: bool)
         blocks, erased, left = client.admin.delete_tenant(name)
     if as_json:
         click.echo(json.dumps({"name": name, "blocks": blocks, "erased": erased, "left": left}))
+    elif left:
+        click.echo(f"{name} is not deleted yet. Left: {left}")
+        click.echo(f"Its calls are refused. Run `kvstore tenant delete {name}` again.")
     else:
         click.echo(f"{name} is deleted: {blocks} blocks. {ERASED.get(erased, erased)}")
-        click.echo(f"Left: {left}" if left else f"Remove [tenants.{name}] from the settings, too.")
+        click.echo(f"Remove [tenants.{name}] from the settings, too.")
     ctx.exit(1 if left else 0)
 
 

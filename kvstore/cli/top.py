@@ -15,7 +15,15 @@ from kvstore.cli.kind import check_finite
 from kvstore.cli.target import connect, daemon_options
 from kvstore.client import Client
 from kvstore.model.errors import Unavailable
-from kvstore.model.words import bar, duration, percent, printable, share_lines, size
+from kvstore.model.words import (
+    bar,
+    duration,
+    fidelity_lines,
+    percent,
+    printable,
+    share_lines,
+    size,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +52,7 @@ _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
     help="Draw what the daemon remembers instead, and end; 5min unless told.",
 )
 def top(target: str, as_json: bool, interval_s: float, once: bool, history: str | None) -> None:
-    """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
+    """Show tiers, hits, fidelity, bandwidth, queues and sessions, live; Ctrl-C ends it.
 
     Where the output is no terminal, one screen follows the other. With --json, it prints one line
     per interval, or per sample of the history. The live view needs the extra kvstore-tiers[cli].
@@ -96,6 +104,9 @@ def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> di
     def rate(*path: str) -> float:
         return (_at(after["totals"], path) - _at(before["totals"], path)) / seconds
 
+    def thinned(stats: dict[str, Any]) -> float:
+        return float(stats["dram"].get("thinned_records", 0))
+
     lookups = rate("lookup_blocks")
     hits = {tier: rate("hit_blocks", tier) for tier in TIERS}
     calls = {}
@@ -115,6 +126,11 @@ def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> di
             "lookup_blocks_per_s": lookups,
             "ratio": sum(hits.values()) / lookups if lookups else None,
             **{f"{tier}_ratio": hits[tier] / lookups if lookups else None for tier in hits},
+        },
+        "fidelities": after.get("fidelities", []),
+        "fine_parts": {
+            "thinned_per_s": (thinned(after) - thinned(before)) / seconds,
+            "base_hits_per_s": rate("base_hit_blocks"),
         },
         "ended_by": _changed(before["totals"], after["totals"], "requests"),
         "refused": _changed(before["totals"], after["totals"], "refused_parts"),
@@ -208,6 +224,7 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if tier in ("dram", "file") or hits[f"{tier}_ratio"]
         ),
     )
+    yield from _fidelity_rows(frame)
     yield "ended by", _counts(frame["ended_by"])
     yield "refused", _counts(frame["refused"])
     yield "queues", _counts(frame["queues"])
@@ -227,6 +244,18 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "sessions", str(frame["sessions"])
     for client in frame["clients"]:
         yield "", f"{printable(client['name']) or 'unnamed'}: {client['leases']} leases"
+
+
+def _fidelity_rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for at, line in enumerate(fidelity_lines(frame)):
+        yield ("" if at else "kept"), line
+    rates = frame["fine_parts"]
+    if any(rates.values()) or any(each["fidelity"] != "exact" for each in frame["fidelities"]):
+        yield (
+            "fine parts",
+            f"{rates['thinned_per_s']:.0f}/s dropped from dram for room, "
+            f"{rates['base_hits_per_s']:.0f} blocks/s served without theirs",
+        )
 
 
 def _ratio(value: float | None) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.pace import Race, Stakes
@@ -21,18 +21,17 @@ from kvstore.decide.planner import (
     needed_spans,
 )
 from kvstore.metrics import Metrics
-from kvstore.model.block import BlockKey, Grant, Match, Namespace, Part, Span, padded
+from kvstore.model.block import BlockKey, Grant, Match, Namespace, Part, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.model.pair import belongs
 from kvstore.move.deletions import Deletions, Watch
+from kvstore.move.load import Load, block_nbytes, usual_nbytes, window_ends
 from kvstore.move.load_race import Ended
 from kvstore.move.source import (
     STEP_BLOCKS,
-    WINDOW_NBYTES,
     Candidate,
     Listing,
     Reading,
-    Source,
     Window,
 )
 from kvstore.move.writer import Writer
@@ -41,37 +40,8 @@ logger = logging.getLogger(__name__)
 
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 WAITING_WINDOWS_MAX = 256  # for blocks that are still being computed
-WAITING_WINDOW_NBYTES = 2 << 20  # of these, so that little is left when the last block has come
 TEACHING_SHARE = 0.25  # of a load's blocks: if more are still to be computed, it tells no pace
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
-
-
-@dataclass(slots=True)
-class Load:
-    """A prefix that is being fetched. hit: how long it was without the source; begun: before it,
-    nothing is left to begin; watch: what of it is being deleted."""
-
-    ask: Ask
-    watch: Watch
-    namespace: Namespace
-    source: Source
-    listing: Listing
-    hit: int
-    blocks_max: int  # to be fetched
-    begun: int = 0
-    nbytes: int = 0
-    began: float = 0.0
-    parts: dict[asyncio.Task[bool], int] = field(default_factory=dict)  # and bytes of each
-
-    @property
-    def goal_max(self) -> int:
-        """How long the hit may become: nothing comes from a block on that is being deleted."""
-        most = self.hit + self.blocks_max
-        dead = self.watch.dead
-        if not dead:
-            return most
-        keys = self.ask.keys
-        return min(most, next((at for at, key in enumerate(keys) if key in dead), len(keys)))
 
 
 class Fetch:
@@ -99,17 +69,20 @@ class Fetch:
     async def promote(self, candidate: Candidate, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as a source has more of it.
 
-        Its start is fetched while its end is still looked for.
+        Its start is fetched while its end is still looked for. Fine parts that nobody insists on
+        come when all bases have come, and are waited for in the time that is left.
         """
         namespace = self._planner.namespace(ask.namespace_id)
-        most = self.nbytes_max // block_nbytes(namespace)
+        most = self.nbytes_max // block_nbytes(namespace, fine=ask.refined)
         source, listing = candidate
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
             load = Load(ask, watch, namespace, source, listing, match.hit_blocks, most)
             async for _ in listing.look(min(deadline, ask.look_until)):
                 await self._begin_early(load)
             goal = await self._goal(load)
-            rest = await self._windows(load, load.begun, goal) if goal > match.hit_blocks else []
+            rest = []
+            if goal > match.hit_blocks:
+                rest = await self._windows(load, load.begun, goal, fine=ask.refined)
             nbytes = load.nbytes + sum(window.nbytes for window in rest)
             if not nbytes:
                 return Ended.DONE
@@ -118,7 +91,7 @@ class Fetch:
             if stakes is not None and race is None:
                 return Ended.CUT
             self._begin(load, rest)
-        return await source.races.wait(
+        ended = await source.races.wait(
             load.parts,
             nbytes,
             began=load.began,
@@ -127,6 +100,21 @@ class Fetch:
             arrived=lambda: all(part.result() for part in load.parts),
             teaches=listing.coming <= TEACHING_SHARE * (goal - match.hit_blocks),
         )
+        if ended is Ended.DONE and namespace.fine and listing.brings_fine and not ask.refined:
+            await self._refine(load, goal, min(deadline, ask.look_until))
+        return ended
+
+    async def _refine(self, load: Load, goal: int, deadline: float) -> None:
+        """Begin to bring the fine parts of a prefix, and wait for them until the deadline."""
+        windows = await self._windows(load, load.ask.skip_blocks, goal, fine=True)
+        tasks, left = [], self.nbytes_max - load.nbytes
+        for window in windows:
+            left -= window.nbytes
+            if left >= 0 and _has_fine(load.namespace, window):
+                tasks.append(self._started(load, window))
+        wait_s = deadline - self._now()
+        if tasks and wait_s > 0:
+            await asyncio.wait(tasks, timeout=wait_s)
 
     @staticmethod
     def _race(load: Load, goal: int, nbytes: int, stakes: Stakes | None) -> Race | None:
@@ -154,7 +142,9 @@ class Fetch:
         there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
         ends = window_ends(load, first, first + there)
         goal = max((end for end in ends if end <= first + there), default=first)
-        windows = await self._windows(load, first, goal) if goal > first else []
+        windows = []
+        if goal > first:
+            windows = await self._windows(load, first, goal, fine=ask.refined)
         nbytes = load.nbytes + sum(window.nbytes for window in windows)
         stakes = ask.stakes(Match(goal, load.hit))
         if stakes is not None and load.source.races.pace.loses(nbytes, stakes.saved_s):
@@ -205,10 +195,10 @@ class Fetch:
                 masks.append(mask)
         return masks
 
-    async def _windows(self, load: Load, begin: int, goal: int) -> list[Window]:
-        """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order."""
+    async def _windows(self, load: Load, begin: int, goal: int, *, fine: bool) -> list[Window]:
+        """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order. fine:
+        with the fine parts."""
         ask, namespace = load.ask, load.namespace
-        fine = load.listing.brings_fine or ask.refined
         spans = needed_spans(namespace, goal, ask.skip_blocks)
         windows = []
         last = max(begin, min(span.begin for span in spans))
@@ -226,7 +216,7 @@ class Fetch:
             missing = iter(self._planner.find(ask.namespace_id, keys, clipped))
             nbytes = sum(
                 sum(next(missing) is None for _ in range(begin, end))
-                * namespace.record_nbytes(part)
+                * usual_nbytes(namespace, part)
                 for part, begin, end in clipped
             )
             if nbytes:
@@ -261,35 +251,38 @@ class Fetch:
 
     async def _bring(self, window: Window, listing: Listing, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
-        unpaired: list[tuple[Part, BlockKey]] = []
-        if await self._bring_all(window, listing, watch, unpaired):
+        useless: list[tuple[Part, BlockKey]] = []
+        if await self._bring_all(window, listing, watch, useless):
             return True
-        if not unpaired:
+        if not useless:
             return False
-        listing.forget(unpaired)
-        self._metrics.corrupt_blocks.labels("pair").inc(len(unpaired))
-        logger.warning("fetch=unpaired key=%s", unpaired[0][1][:4].hex())
+        listing.forget(useless)
+        logger.warning("fetch=useless parts=%d key=%s", len(useless), useless[0][1][:4].hex())
         namespace = self._planner.namespace(window.namespace_id)
         spans = tuple(span for span in window.spans if span.part.group not in namespace.fine)
-        bases = replace(window, spans=spans, refined=False)
-        return await self._bring_all(bases, listing, watch, []) and not window.refined
+        fine = listing.fine_spans(window.keys, spans)
+        again = {(part, key) for part, begin, end in fine for key in window.keys[begin:end]}
+        if again.isdisjoint(useless):
+            spans += fine
+        rest = replace(window, spans=spans, refined=False)
+        return await self._bring_all(rest, listing, watch, []) and not window.refined
 
     async def _bring_all(
         self,
         window: Window,
         listing: Listing,
         watch: Watch,
-        unpaired: list[tuple[Part, BlockKey]],
+        useless: list[tuple[Part, BlockKey]],
     ) -> bool:
-        """Write a window of records into the store. False: some could not be had, or belong to
-        another base: these are put into `unpaired`."""
+        """Write a window of records into the store. False: some could not be had. Fine parts that
+        are wrong, or belong to another base, are put into `useless`."""
         reading = await listing.open(window)
         if reading is None:
             return False
         try:
             grant = await self._reserve(window, reading, copy=listing.copies)
             try:
-                checksums = await self._fill(window, reading, grant, unpaired)
+                checksums = await self._fill(window, reading, grant, useless)
                 if checksums is None or watch.dead:
                     return False
                 await self.store.puts.commit(DAEMON_SESSION, grant.lease_id, checksums)
@@ -331,6 +324,7 @@ class Fetch:
             sizes=sizes,
             refined=window.refined,
             copy=copy,
+            bases=reading.checksums if _has_fine(namespace, window) else (),
         )
 
     async def _fill(
@@ -338,10 +332,14 @@ class Fetch:
         window: Window,
         reading: Reading,
         grant: Grant,
-        unpaired: list[tuple[Part, BlockKey]],
+        useless: list[tuple[Part, BlockKey]],
     ) -> list[int] | None:
         """Read records into their slots; return the checksums to commit. None: some could not be
         had, or belong to another base."""
+        namespace = self._planner.namespace(window.namespace_id)
+        records = [
+            (part, key) for part, begin, end in window.spans for key in window.keys[begin:end]
+        ]
         targets = [self.store.view(slot) if slot is not None else None for slot in grant.slots]
         fits = all(
             target is None or not nbytes or len(target) == nbytes
@@ -352,30 +350,17 @@ class Fetch:
         deadline = self._now() + LEASE_MARGIN * grant.deadline_s
         checksums = await reading.fill(targets, deadline)
         if checksums is None:
+            wrong = [records[at] for at in reading.wrong]
+            useless += [record for record in wrong if record[0].group in namespace.fine]
             return None
-        namespace = self._planner.namespace(window.namespace_id)
-        records = [
-            (part, key) for part, begin, end in window.spans for key in window.keys[begin:end]
-        ]
+        bases = reading.checksums or checksums  # a base that is here already was not read
         for at, base_at, _ in fine_slots(namespace, window.spans):
             target = targets[at]
-            if target is not None and not belongs(target, checksums[base_at]):
-                unpaired.append(records[at])
-        return None if unpaired else checksums
+            if target is not None and not belongs(target, bases[base_at]):
+                useless.append(records[at])
+        self._metrics.corrupt_blocks.labels("pair").inc(len(useless))
+        return None if useless else checksums
 
 
-def window_ends(load: Load, first: int, last: int) -> Iterator[int]:
-    """Yield where the windows from block `first` on end, until one ends at `last` or beyond."""
-    listing, each_nbytes = load.listing, block_nbytes(load.namespace)
-    while first < last:
-        nbytes = WINDOW_NBYTES
-        if listing.coming:
-            nbytes = WAITING_WINDOW_NBYTES
-        elif (first - load.hit) * each_nbytes < WINDOW_NBYTES:
-            nbytes = listing.start_window_nbytes
-        first += max(1, nbytes // each_nbytes)
-        yield first
-
-
-def block_nbytes(namespace: Namespace) -> int:
-    return sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
+def _has_fine(namespace: Namespace, window: Window) -> bool:
+    return any(part.group in namespace.fine for part, _, _ in window.spans)

@@ -17,7 +17,6 @@ from kvstore.move.deletions import Deletions
 from kvstore.move.object_source import ObjectSource
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
-from kvstore.sealing import Erasure
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.object import ObjectTier
@@ -144,11 +143,9 @@ class Objects:
         for failed in filter(None, results):
             raise failed
 
-    async def erase(self, timeout_s: float) -> Erasure:
-        """Destroy the keys and delete every object under the tier's prefix; return how far nothing
-        of it can be read again. Nothing is uploaded from then on. Raises Unavailable."""
+    async def end_uploads(self) -> None:
+        """Upload nothing from now on, at the end neither."""
         await self._end_uploads()
-        return await self._tier.erase(timeout_s)
 
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

@@ -21,7 +21,7 @@ from kvstore.move.load_race import LoadRaces
 from kvstore.move.source import STEP_BLOCKS, WINDOW_NBYTES, Candidate, Reading, Window
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
-UNPAIRED_MAX = 4096  # fine parts of another base that are remembered, and not read again
+USELESS_MAX = 4096  # fine parts that are remembered, and not read again
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ Places = Mapping[Part, Mapping[BlockKey, Place]]
 
 
 class ObjectSource:
-    """The bucket. fine: fine parts come with their bases; else for those who insist on them."""
+    """The bucket. fine: fine parts come after all bases; else for those who insist on them."""
 
     name = "object"
 
@@ -60,16 +60,17 @@ class ObjectSource:
         self.fine = fine
         self.tier = tier
         self._metrics = metrics
-        self._unpaired: OrderedDict[Record, None] = OrderedDict()
+        self._useless: OrderedDict[Record, None] = OrderedDict()
 
     def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate:
         """Return what will be found of a prefix of which `hit` blocks are here."""
-        return Candidate(self, ObjectListing(self, ask, namespace, hit, self._unpaired))
+        return Candidate(self, ObjectListing(self, ask, namespace, hit, self._useless))
 
     async def read(
         self, wanted: Sequence[tuple[memoryview, Place]], deadline: float
-    ) -> list[int] | None:
-        """Read records into their targets; return their checksums, None if one could not be had."""
+    ) -> list[bool] | None:
+        """Read records into their targets; say of each whether it is what was stored. None: one
+        could not be had."""
         if not all(
             place.block.raw_nbytes == len(view) and place.block.stored_nbytes <= 2 * len(view)
             for view, place in wanted
@@ -100,15 +101,14 @@ class ObjectSource:
             return None
         if not all(good):
             self._metrics.corrupt_blocks.labels("object").inc()
-            return None
-        return [place.block.raw_checksum for _, place in wanted]
+        return good
 
     def forget(self, places: Sequence[Place]) -> None:
-        """Take note of fine parts of another base than their object has."""
+        """Take note of fine parts of another base than their object has, and of wrong ones."""
         for place in places:
-            self._unpaired[place.record] = None
-        while len(self._unpaired) > UNPAIRED_MAX:
-            self._unpaired.popitem(last=False)
+            self._useless[place.record] = None
+        while len(self._useless) > USELESS_MAX:
+            self._useless.popitem(last=False)
 
 
 class ObjectListing:
@@ -120,13 +120,13 @@ class ObjectListing:
         ask: Ask,
         namespace: Namespace,
         hit: int,
-        unpaired: Container[Record] = (),
+        useless: Container[Record] = (),
     ) -> None:
-        """unpaired: fine parts of another base than their object has."""
+        """useless: fine parts of another base than their object has, and wrong ones."""
         self._source = source
         self._ask = ask
         self._namespace = namespace
-        self._unpaired = unpaired
+        self._useless = useless
         self._aligned = run_blocks(namespace)
         self._start = hit // self._aligned * self._aligned
         self.found = 0
@@ -207,7 +207,8 @@ class ObjectListing:
         )
 
     def forget(self, records: Sequence[tuple[Part, BlockKey]]) -> None:
-        self._source.forget([self.places[part][key] for part, key in records])
+        places = [self.places[part].pop(key, None) for part, key in records]
+        self._source.forget([place for place in places if place is not None])
 
     async def _note(self, found: Found) -> None:
         """Take note of what was found.
@@ -259,7 +260,7 @@ class ObjectListing:
             place = Place(frame, at)
             key = place.block.key
             mine = self._bases.get((frame.location.name, base, key))
-            known = key in self.places[part] or place.record in self._unpaired
+            known = key in self.places[part] or place.record in self._useless
             if mine is not None and not known:
                 self.places[part][key], self.places[base][key] = place, mine
 
@@ -273,20 +274,24 @@ class ObjectReading:
         self._source = source
         self._places = places
         self.sizes = [place.block.raw_nbytes if place else 0 for place in places]
+        self.checksums = [place.block.raw_checksum if place else 0 for place in places]
+        self.wrong: list[int] = []
 
     async def fill(self, targets: Sequence[memoryview | None], deadline: float) -> list[int] | None:
-        wanted = [
-            (target, place)
-            for target, place in zip(targets, self._places, strict=True)
+        wanted = {
+            at: (target, place)
+            for at, (target, place) in enumerate(zip(targets, self._places, strict=True))
             if target is not None and place is not None
-        ]
+        }
         if len(wanted) < sum(target is not None for target in targets):
             return None
-        found = await self._source.read(wanted, deadline)
-        if found is None:
+        good = await self._source.read(list(wanted.values()), deadline)
+        if good is None:
             return None
-        left = iter(found)
-        return [next(left) if target is not None else 0 for target in targets]
+        self.wrong = [at for at, is_good in zip(wanted, good, strict=True) if not is_good]
+        if self.wrong:
+            return None
+        return [known if at in wanted else 0 for at, known in enumerate(self.checksums)]
 
     async def close(self) -> None:
         """A bucket holds nothing for a reader."""

@@ -163,6 +163,8 @@ class PoolReading:
     """Records of the pool; of no bytes where it has none."""
 
     limbo = None
+    checksums: Sequence[int] = ()
+    wrong: Sequence[int] = ()
 
     def __init__(self, listing: PoolListing, records: Sequence[PoolRecord]) -> None:
         self._listing = listing

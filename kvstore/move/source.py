@@ -36,7 +36,9 @@ class Window:
 class Reading(Protocol):
     """The records of one window, over its spans, on their way from a source.
 
-    sizes: bytes of each; of one that the source does not have, 0. limbo: after a `fill` that failed
+    sizes: bytes of each; of one that the source does not have, 0. checksums: of each, where the
+    source knows them before it reads, else none. wrong: after a `fill` that failed, which of them
+    were there, and are not what was stored. limbo: after a `fill` that failed
     or was cancelled, what may still write into its targets, until it is done; None: nothing.
     """
 
@@ -45,6 +47,12 @@ class Reading(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]: ...
+
+    @property
+    def checksums(self) -> Sequence[int]: ...
+
+    @property
+    def wrong(self) -> Sequence[int]: ...
 
     async def fill(self, targets: Sequence[memoryview | None], deadline: float) -> list[int] | None:
         """Write each record that has a target there; return their checksums, 0 without a target.
@@ -60,7 +68,7 @@ class Reading(Protocol):
 class Listing(Protocol):
     """What a source has of one prefix. found: how many of its blocks have been looked for.
 
-    brings_fine: fine parts come with their bases; else for those who insist on them. coming: how
+    brings_fine: fine parts come after all bases; else for those who insist on them. coming: how
     many of its blocks are still being computed, so reading a window may take as long as that.
     copies: it stays at the source, which is a host like this one. start_window_nbytes: of the first
     windows of a load, instead of `WINDOW_NBYTES`. failure: why reading failed, None so far.
@@ -91,7 +99,8 @@ class Listing(Protocol):
         """Begin to read a window; None: something of it cannot be had. Raises KVStoreError."""
 
     def forget(self, records: Sequence[tuple[Part, BlockKey]]) -> None:
-        """Take note of fine parts that belong to other bases: they are not to be read again."""
+        """Take note of fine parts that belong to other bases, or are not what was stored: they are
+        not to be read again."""
 
 
 class Source(Protocol):

@@ -24,6 +24,7 @@ class WriterPuts(Protocol):
         sizes: Sequence[int] = (),
         refined: bool = False,
         copy: bool = False,
+        bases: Sequence[int] = (),
     ) -> Grant: ...
 
     async def commit(

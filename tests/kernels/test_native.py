@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from kvstore_kernels import native
 
 ROOT = Path(__file__).parents[2]
+COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
 SAY = "from kvstore_kernels import native; print(native.library() is None, native.reason())"
 
 
@@ -63,15 +66,36 @@ def test_a_wheel_without_a_compiler_works_without_the_library(tmp_path: Path) ->
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(".dist-info/licenses/" in n and n.endswith("xxhash.LICENSE") for n in names)
+    said = from_wheel(wheel, tmp_path, SAY)
+    assert said.startswith("True ")
+    assert "install a wheel of this platform, or a C++ compiler" in said
+
+
+def from_wheel(wheel: Path, tmp_path: Path, code: str) -> str:
+    """Return what `code` prints where nothing is installed but this wheel."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", SAY],
+        [sys.executable, "-S", "-c", code],
         env={"PYTHONPATH": str(site), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert ran.stdout.startswith("True ")
-    assert "install a wheel of this platform, or a C++ compiler" in ran.stdout
+    return ran.stdout
+
+
+@pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler here")
+def test_a_wheel_has_the_library_and_serves_every_python_of_its_platform(tmp_path: Path) -> None:
+    wheel, said = build(tmp_path, COMPILER)
+    assert "without its native library" not in said
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert names.count("kvstore_kernels/native/libkvstore.so") == 1
+    assert not [name for name in names if name.endswith((".so", ".o")) and "libkvstore" not in name]
+    used = f"{SAY}; print(native.__file__, native.use_isa())"
+    works, where = from_wheel(wheel, tmp_path, used).splitlines()
+    assert works.strip() == "False"
+    assert where.startswith(f"{tmp_path}/site/")

@@ -6,7 +6,6 @@ import itertools
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,12 @@ from hypothesis import strategies as st
 
 from kvstore_kernels import native
 from kvstore_kernels.host import HostPages
-from kvstore_kernels.native import Isa, sums
+from kvstore_kernels.native import sums
 
-pytestmark = pytest.mark.skipif(bool(native.reason()), reason=native.reason())
+pytestmark = [
+    pytest.mark.skipif(bool(native.reason()), reason=native.reason()),
+    pytest.mark.usefixtures("isa"),
+]
 MOST = 300_000
 BYTES = np.random.default_rng(0).integers(0, 256, MOST + 64, np.uint8)
 
@@ -35,14 +37,6 @@ def leaves(data: memoryview) -> list[int]:
 def checksum(data: memoryview) -> int:
     found = leaves(data)
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(found)}Q", *found))
-
-
-@pytest.fixture(params=Isa, autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    if native.use_isa(request.param) != request.param:
-        pytest.skip(f"this processor has no {request.param.name}")
-    yield request.param
-    native.use_isa()
 
 
 SIZES = [*range(300), 511, 512, 513, 1023, 1024, 1025, *range(65_530, 65_543), 131_072, MOST]

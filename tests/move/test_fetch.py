@@ -79,6 +79,8 @@ class Blocks:
 
 class Reading:
     limbo = None
+    checksums: Sequence[int] = ()
+    wrong: Sequence[int] = ()
 
     def __init__(self, namespace: Namespace, window: Window, takes_s: float) -> None:
         self.sizes = [

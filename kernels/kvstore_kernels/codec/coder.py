@@ -59,10 +59,12 @@ class Memory(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One block's records, in memory that the next batch overwrites. fine: of a lossy block."""
+    """One block's records, in memory that the next batch overwrites. fine: of a lossy block.
+    uncoded: the base is raw, because coding made it no smaller."""
 
     base: memoryview
     fine: memoryview | None = None
+    uncoded: bool = False
 
 
 class _Plan(ctypes.Structure):
@@ -169,9 +171,9 @@ class Coder:
                 sizes.ctypes.data,
             )
         return [
-            Encoded(
-                self._finish(Form.L3, int(nbytes), space) if nbytes else self._keep(block, space)
-            )
+            Encoded(self._finish(Form.L3, int(nbytes), space))
+            if nbytes
+            else Encoded(self._keep(block, space), uncoded=True)
             for block, space, nbytes in zip(blocks, spaces, sizes, strict=True)
         ]
 
@@ -257,6 +259,8 @@ class Coder:
         for index, base in enumerate(bases):
             try:
                 header = self._parsed(base)
+                if len(base) > self.record_nbytes:
+                    raise BadRecord(f"{len(base):,} bytes, more than any record of this shape")
                 if header.form is Form.EP_FINE:
                     raise BadRecord("a fine part where a base part belongs")
                 if fines and (fine := fines[index]) is not None:

@@ -27,10 +27,11 @@ class Staged(NamedTuple):
 
 
 class OnDevice(NamedTuple):
-    """One block's records. fine: of a lossy block."""
+    """One block's records. fine: of a lossy block. uncoded: the base is raw."""
 
     base: Staged
     fine: Staged | None = None
+    uncoded: bool = False
 
 
 class Arrived(NamedTuple):
@@ -96,21 +97,21 @@ class Encoding:
         self.passes = 0
         """How many there were: 1, unless blocks did not fit the form that was tried first."""
         lossy = [index for index, each in enumerate(exact) if not each]
-        self._under_way: list[tuple[list[int], _Coming, bool]] = []
+        self._under_way: list[tuple[list[int], _Coming, Form]] = []
         self._lossy(lossy)
         self._exact([index for index, each in enumerate(exact) if each])
 
     def left(self) -> bool:
         """Wait for the pass that is under way; say whether `next_pass` has anything to do."""
         under_way, self._under_way = self._under_way, []
-        for indices, coming, lossy in under_way:
+        for indices, coming, form in under_way:
             for index, result in zip(indices, coming.result(), strict=True):
                 if result["wrong"]:
                     self._refused.append(index)
                 elif not result["stored"]:
                     self._larger.append(index)
                 else:
-                    self._done[index] = self._made(index, result, lossy=lossy)
+                    self._done[index] = self._made(index, result, form)
         return bool(self._refused or self._larger)
 
     def next_pass(self) -> None:
@@ -130,11 +131,11 @@ class Encoding:
             self.next_pass()
         return self.records()
 
-    def _made(self, index: int, result: np.void, *, lossy: bool) -> OnDevice:
+    def _made(self, index: int, result: np.void, form: Form) -> OnDevice:
         begin = self._bases[index]
         base = Staged(begin, int(result["stored"]), int(result["sum"]))
-        if not lossy:
-            return OnDevice(base)
+        if form is not Form.EP_BASE:
+            return OnDevice(base, uncoded=form is Form.RAW)
         fine_begin = begin + padded(self._coder.record_nbytes)
         return OnDevice(base, Staged(fine_begin, self._coder.fine_nbytes, int(result["fine_sum"])))
 
@@ -152,7 +153,7 @@ class Encoding:
         records["fine"] = records["base"] + np.uint64(padded(self._coder.record_nbytes))
         batch = self._coder.batch(records)
         self._coder.run(["ep_encode", "sums", "seal", "fine_sums", "fine_seal"], batch)
-        self._put(indices, _Coming(batch), lossy=True)
+        self._put(indices, _Coming(batch), Form.EP_BASE)
 
     def _exact(self, indices: list[int]) -> None:
         if not indices:
@@ -164,7 +165,7 @@ class Encoding:
         scratch = self._coder.scratch(records)
         batch = self._coder.batch(records)
         self._coder.run(["l3_encode", "l3_tail", "sums", "seal"], batch)
-        self._put(indices, _Coming(batch, scratch))
+        self._put(indices, _Coming(batch, scratch), Form.L3)
 
     def _raw(self, indices: list[int]) -> None:
         if not indices:
@@ -176,12 +177,12 @@ class Encoding:
         results["nbytes"] = results["stored"] = self._coder.record_nbytes
         batch = self._coder.batch(self._records(indices), results)
         self._coder.run(["sums", "seal"], batch)
-        self._put(indices, _Coming(batch))
+        self._put(indices, _Coming(batch), Form.RAW)
 
-    def _put(self, indices: list[int], coming: _Coming, *, lossy: bool = False) -> None:
+    def _put(self, indices: list[int], coming: _Coming, form: Form) -> None:
         if not self._under_way:
             self.passes += 1
-        self._under_way.append((indices, coming, lossy))
+        self._under_way.append((indices, coming, form))
 
 
 class Decoding:

@@ -89,6 +89,34 @@ def test_records_are_smaller() -> None:
     assert sizes["auto"] == sizes["l3"]
 
 
+def test_records_that_are_no_smaller_are_stored_raw_and_counted() -> None:
+    """Three blocks of random bits among four."""
+    model, prompt = make(torch.bfloat16), ids(129)
+    with (
+        Daemon() as daemon,
+        Client(daemon.start().target) as client,
+        Prefixes(model, daemon.target) as prefixes,
+    ):
+        assert prefixes.wait_ready(30)
+        cache = prefixes.load(prompt)
+        with torch.inference_mode():
+            model(input_ids=prompt, **in_forward(model, cache), use_cache=True)
+            for layer in cache.layers:
+                for part in (layer.keys, layer.values):
+                    bits = torch.randint(-(1 << 15), 1 << 15, part[:, :, 32:128].shape)
+                    part[:, :, 32:128] = bits.to(torch.int16).view(torch.bfloat16)
+        for _ in range(2):  # what the daemon has is not counted again
+            prefixes.save(cache, prompt)
+            assert prefixes.flush()
+            assert prefixes.saved_uncoded_blocks == 3 * len(prefixes._layout.groups)
+        assert prefixes.saved_blocks == 4 * len(prefixes._layout.groups)
+        assert used(client) > 3 * sum(prefixes._coding.record_nbytes)
+        kept = prefixes.load(prompt)
+        assert kept.restored_blocks == 4
+        for was, now in zip(cache.layers, kept.layers, strict=True):
+            assert torch.equal(was.keys[:, :, :128].view(torch.int16), now.keys.view(torch.int16))
+
+
 def test_coded_and_raw_share_nothing() -> None:
     model, prompt = make(torch.bfloat16), ids(128)
     with Daemon() as daemon:

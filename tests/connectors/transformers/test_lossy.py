@@ -122,6 +122,8 @@ def test_the_first_block_is_exact_and_the_others_are_near(daemon, dtype, windowe
         assert all(0 < each < FINE_ERROR for each in others)
         assert prefixes.loads_failed == prefixes.fine_parts.missing == 0
         assert prefixes.fine_parts.used >= BLOCKS - 1
+        # L3 does not make float16 smaller; of a window group the first block is not saved.
+        assert prefixes.saved_uncoded_blocks == (dtype is torch.float16)
         before = prefixes.saved_blocks
         computed(prefixes, torch.cat([asked, ids(64, seed=1)], 1))
         new = 2 * (364 // BLOCK - BLOCKS) * len(prefixes._layout.groups)
@@ -330,6 +332,43 @@ def test_blocks_in_the_pool_are_hits_but_for_who_insists(daemon) -> None:
         daemon.kill()
         assert prefixes.load(asked).restored_blocks == BLOCKS
         assert prefixes.load(asked, fidelity="fine").restored_blocks == 0
+
+
+@pytest.mark.parametrize("longer", [0, 64])
+def test_what_was_loaded_is_not_saved_again_from_the_pool(daemon, longer: int) -> None:
+    """Not though the daemon has evicted it: it would be stored as if it had been computed."""
+    model, asked = make(torch.bfloat16), ids(TOKENS)
+    more = torch.cat([asked, ids(longer, seed=1)], 1)
+    with opened(model, daemon) as prefixes:
+        computed(prefixes, asked)
+    with (
+        opened(model, daemon, hbm_bytes=8 << 20) as prefixes,
+        Client(daemon.target) as client,
+    ):
+        computed(prefixes, asked)
+        assert prefixes.hbm_blocks == BLOCKS
+        assert prefixes.saved_blocks == 0
+        keys = keys_of(prefixes, asked)
+        assert client.admin.delete(prefixes._namespace_id, keys) == BLOCKS
+        assert computed(prefixes, more).restored_blocks == BLOCKS
+        new = more.shape[1] // BLOCK - BLOCKS
+        assert prefixes.saved_blocks == 2 * new
+        assert client.match(prefixes._namespace_id, keys).hit_blocks == 0
+
+
+def test_what_was_computed_is_saved_again_from_the_pool(daemon) -> None:
+    model, asked = make(torch.bfloat16), ids(TOKENS)
+    with (
+        opened(model, daemon, hbm_bytes=8 << 20) as prefixes,
+        Client(daemon.target) as client,
+    ):
+        was = computed(prefixes, asked)
+        keys = keys_of(prefixes, asked)
+        assert client.admin.delete(prefixes._namespace_id, keys) == BLOCKS
+        assert computed(prefixes, asked).restored_blocks == BLOCKS
+        now = prefixes.load(asked, fidelity="fine")
+        assert now.restored_blocks == BLOCKS
+        assert max(errors(was, now)) < FINE_ERROR
 
 
 @pytest.mark.parametrize(

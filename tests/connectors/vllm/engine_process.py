@@ -141,6 +141,10 @@ class Engine:
         """Keep the engine busy for a while; return what was counted since the beginning."""
         return self._traffic.run(seconds)
 
+    def answer_times(self) -> list[float]:
+        """Return the seconds of each answer to the traffic since the last call."""
+        return self._traffic.answer_times()
+
     def end_traffic(self, wait_s: float) -> dict[str, Any]:
         """Let what runs finish; return the counts."""
         return self._traffic.end(wait_s)

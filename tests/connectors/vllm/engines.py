@@ -112,6 +112,12 @@ class EngineProcess:
         kind = "accepted" if accepted else "draft"
         return float(self("metric", name=f"vllm:spec_decode_num_{kind}_tokens"))
 
+    def kill(self) -> None:
+        """SIGKILL, to all that it has started as well."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join(END_TIMEOUT_S)
+
     def close(self) -> None:
         """End the process; if it does not, with all that it has started."""
         self._commands.close()

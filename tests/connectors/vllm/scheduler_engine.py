@@ -58,6 +58,7 @@ class FakeClient:
         self.coarse: set[int] = set()
         self.available = True
         self.announces = False
+        self.batch_keys_max = 8192
         self.instance = "daemon-1"
         self.node = ""
         self.hit_blocks = 0
@@ -87,6 +88,9 @@ class FakeClient:
                 future.set_result(asyncio.run(make(self)))
             except Unavailable as error:
                 future.set_exception(error)
+
+    async def connect(self) -> None:
+        pass
 
     async def doubt(self) -> None:
         self.doubts += 1

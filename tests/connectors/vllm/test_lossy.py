@@ -64,6 +64,7 @@ def test_a_prompt_comes_back_nearly_and_its_first_block_exactly(dtype):
         assert counts["loaded_bytes"] == counts["saved_bytes"]
         assert counts["saved_raw_bytes"] == (BLOCKS + WINDOW_BLOCKS) * engine.raw_nbytes
         assert 0 < counts["saved_fine_bytes"] < counts["saved_bytes"] < counts["saved_raw_bytes"]
+        assert counts["saved_uncoded_blocks"] == (dtype is torch.float16), "the first block"
 
 
 def test_base_parts_alone_are_a_hit_unless_a_request_insists(tmp_path: Path):

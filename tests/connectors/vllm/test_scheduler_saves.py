@@ -231,3 +231,25 @@ def test_tokens_go_to_a_daemon_that_announces_and_to_no_other(engine):
     assert engine.client.asked[-1].tokens is None
     tracked = Tracked(make_request(18, lora_request=adapter), BlockKey(bytes(32)), NAMESPACE)
     assert tracked.tokens(1, 2) == BlockTokens.of(range(BLOCK, 2 * BLOCK), "poet")
+
+
+def test_a_prompt_beyond_a_lookups_bound_has_the_window_there_as_well(engine):
+    """A lookup asks for three blocks, so what the prompt's end needs alone would never be found."""
+    engine.client.batch_keys_max = 3
+    request = make_request(26)  # six full blocks
+    tables = tuple([start + block for block in range(7)] for start in (1, 11))
+    run_prompt(engine, request, tables)
+    engine.sample(request, 99)
+    meta = engine.step(cached=[(request, None, 1)])
+    blocks = {group: {b for g, b in saved(meta) if g == group} for group in (0, 1)}
+    assert blocks == {0: set(range(6)), 1: {1, 2, 4, 5}}
+    assert max(len(order.keys) for order in meta.saves) == 3
+
+
+def test_a_lookup_asks_for_no_more_than_the_daemon_takes(engine):
+    engine.client.batch_keys_max = 3
+    request = make_request(26)
+    engine.side.on_new_request(request)
+    engine.side.num_new_matched_tokens(request, 0)
+    (asked,) = engine.client.asked
+    assert list(asked.keys) == keys_of(request)[:3]

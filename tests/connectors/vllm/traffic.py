@@ -53,6 +53,8 @@ class Traffic:
         self._names = map(str, itertools.count())
         self._open: dict[str, dict[str, Any]] = {}
         self._abort_at: dict[str, int] = {}  # the step before which a request is aborted
+        self._began: dict[str, float] = {}
+        self._answer_s: list[float] = []
         self._steps = 0
         self.counts: dict[str, Any] = dict.fromkeys(("finished", "aborted", "wrong", "ties"), 0)
 
@@ -71,6 +73,11 @@ class Traffic:
             self._step()
         return {**self.counts, "stuck": len(self._open)}
 
+    def answer_times(self) -> list[float]:
+        """Return the seconds of each answer since the last call, from submission to end."""
+        times, self._answer_s = self._answer_s, []
+        return times
+
     def _submit(self) -> None:
         from vllm import SamplingParams
 
@@ -79,6 +86,7 @@ class Traffic:
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self._engine.add_request(name, {"prompt_token_ids": turn["prompt"]}, sampling)
         self._open[name] = turn
+        self._began[name] = time.monotonic()
         if self._random.random() < self._abort_share:
             # From at once, while it is looked up, to long after most have finished.
             self._abort_at[name] = self._steps + int(self._random.expovariate(1 / 40))
@@ -91,11 +99,13 @@ class Traffic:
             self._engine.abort_request(due)
             for name in due:
                 self.counts["aborted"] += self._open.pop(name, None) is not None
+                self._began.pop(name, None)
         self._steps += 1
         for output in self._engine.step():
             if output.finished and output.request_id in self._open:
                 turn = self._open.pop(output.request_id)
                 self._abort_at.pop(output.request_id, None)
+                self._answer_s.append(time.monotonic() - self._began.pop(output.request_id))
                 self.counts["finished"] += 1
                 self._judge(turn, list(output.outputs[0].token_ids))
 

@@ -57,6 +57,15 @@ def place(
     return Place(kind, *axes, first)
 
 
+def both(heads: int, tokens: int, channels: int, order: str = "htc") -> list[Place]:
+    """Return the keys and values of one layer."""
+    values = heads * tokens * channels
+    return [
+        place("K", heads, tokens, channels, order=order),
+        place("V", heads, tokens, channels, first=values, order=order),
+    ]
+
+
 @dataclass
 class Pages:
     """`blocks` blocks of one layer's places each, as bytes; what a Coder calls raw."""

@@ -123,6 +123,7 @@ def test_escapes_without_end_make_a_raw_record(codec_library) -> None:
     (made,) = encoding.finish()
     assert encoding.passes == 2
     assert Header.parse(bytes_of(staged, made.base)).form is Form.RAW
+    assert made.uncoded
     same_as_host(page, codec_library)
 
 
@@ -152,9 +153,11 @@ def test_a_batch_is_its_blocks_whatever_form_each_has(codec_library) -> None:
     for mine, theirs in zip(made, right, strict=True):
         assert bytes_of(staged, mine.base) == bytes(theirs.base)
         assert (mine.fine is None) == (theirs.fine is None)
+        assert mine.uncoded == theirs.uncoded
         if mine.fine is not None:
             assert bytes_of(staged, mine.fine) == bytes(theirs.fine)
             assert mine.fine.checksum == checksum(theirs.fine)
+    assert [each.uncoded for each in made] == [block == 5 for block in blocks]
     forms = {Header.parse(bytes(each.base)).form for each in right}
     assert forms == {Form.EP_BASE, Form.L3, Form.RAW}
     targets = [block + 9 for block in blocks]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import xxhash
 
-from kvstore_kernels import native
 from kvstore_kernels.codec import reference
 from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES
 from kvstore_kernels.codec.places import Place, Shape, Unplaced, tile_tokens
@@ -28,13 +25,7 @@ PAST_CACHES_NBYTES = 512 << 10
 """As PAST_CACHES_DECODED of library.cpp: of the blocks of one call."""
 
 
-@pytest.fixture(params=list(native.Isa), ids=lambda isa: isa.name, autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs on every instruction set that the processor has."""
-    if native.use_isa(request.param) is not request.param:
-        pytest.skip(f"this processor has no {request.param.name}")
-    yield
-    native.use_isa()
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def pattern(tokens: int, channels: int) -> np.ndarray:
@@ -182,6 +173,7 @@ def test_what_l3_does_not_make_smaller_is_stored_raw() -> None:
     page.memory[0][1][:] = np.random.default_rng(3).integers(0, 256, page.memory[0][1].size)
     (encoded,) = page.coder().encode_exact([1], page.room(1))
     assert Header.parse(encoded.base).form is Form.RAW
+    assert encoded.uncoded
     assert len(encoded.base) == page.shape.record_nbytes
     assert page.coder().decode([2], [encoded.base]) == [None]
     assert page.memory[0][2].tobytes() == page.memory[0][1].tobytes()
@@ -201,6 +193,7 @@ def test_an_exact_block_of_a_lossy_batch_is_exact() -> None:
     encoded = page.coder().encode_lossy([0, 1], [True, False], page.room(2))
     assert [each.fine is None for each in encoded] == [True, False]
     assert Header.parse(encoded[0].base).form is Form.L3
+    assert [each.uncoded for each in encoded] == [False, False]
     assert page.coder().decode([2], [encoded[0].base]) == [None]
     assert page.memory[0][2].tobytes() == page.memory[0][0].tobytes()
 

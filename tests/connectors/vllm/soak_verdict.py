@@ -1,0 +1,130 @@
+"""What a soak saw, by quarters of its time, and what of it is wrong, lost or leaked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+QUARTERS = 4
+PROCESSES = ("engine", "daemon")
+MEMORY = "rss_anon_bytes"
+GROWTH_SHARE_MAX = 0.02
+LONG_S = 7200.0
+"""From here on memory may grow by that share. In shorter runs allocators still warm up: up to 84
+MiB where two engines share two cores."""
+GROWTH_SHORT_BYTES_MAX = 96 << 20
+THREADS_SHORT_MAX = 4
+"""Pools start a thread when they first need it."""
+NONE_MAY_BE = (
+    "wrong",
+    "lost",
+    "hung",
+    "engine_dead",
+    "held",
+    "leases",
+    "limbo_bytes",
+    "leased_bytes",
+    "corrupt_blocks",
+)
+NEEDED = ("finished", "saved_blocks", "loads", "kept")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look. at_s: since the beginning. engine, daemon: footprints of the processes that run
+    then. dram: bytes and leases of the daemon. hit_tokens, asked_tokens: looked up since the look
+    before, and found. answer_s: of each request that ended since then, from its submission on."""
+
+    at_s: float
+    engine: dict[str, int]
+    daemon: dict[str, int]
+    dram: dict[str, int]
+    hit_tokens: float
+    asked_tokens: float
+    answer_s: tuple[float, ...]
+
+
+def report_of(samples: Sequence[Sample], until_s: float) -> dict[str, Any]:
+    """Sum up the looks of one quarter, which ended at `until_s`: medians of what processes hold,
+    share of the tokens that were found (None: none were asked for), 99th percentile of the time to
+    an answer (None: nothing was answered)."""
+    asked = sum(each.asked_tokens for each in samples)
+    answers = sorted(s for each in samples for s in each.answer_s)
+    return {
+        "until_s": round(until_s, 1),
+        **{name: _medians([getattr(each, name) for each in samples]) for name in PROCESSES},
+        "slots": _medians([each.dram for each in samples]),
+        "hit_ratio": sum(each.hit_tokens for each in samples) / asked if asked else None,
+        "answers": len(answers),
+        "p99_s": answers[math.ceil(0.99 * len(answers)) - 1] if answers else None,
+    }
+
+
+def reports_of(samples: Sequence[Sample], seconds: float) -> list[dict[str, Any]]:
+    """Return a report for each quarter in which there was a look."""
+    quarter_s = seconds / QUARTERS
+    quarters: list[list[Sample]] = [[] for _ in range(QUARTERS)]
+    for each in samples:
+        quarters[min(QUARTERS - 1, int(each.at_s / quarter_s))].append(each)
+    return [
+        report_of(each, (number + 1) * quarter_s) for number, each in enumerate(quarters) if each
+    ]
+
+
+def growth_of(reports: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return by how much the last quarter lies above the second one; the first is warm-up.
+
+    memory_share: of the second one's memory."""
+    second, last = reports[1], reports[-1]
+    growth: dict[str, dict[str, float]] = {}
+    for name in PROCESSES:
+        before, after = second[name], last[name]
+        growth[name] = {what: after[what] - before[what] for what in before}
+        growth[name]["memory_share"] = after[MEMORY] / before[MEMORY] - 1
+    return growth
+
+
+def failures(report: dict[str, Any]) -> list[str]:
+    """Return what is wrong, left behind or leaked, or was not tried at all. Nothing: it passed."""
+    found = [f"{name}: {report[name]}" for name in NONE_MAY_BE if report[name]]
+    found += [f"no {name}: it was not tried" for name in NEEDED if not report[name]]
+    found += [f"{name} was never killed" for name in PROCESSES if not report["kills"][name]]
+    if len(report["reports"]) < QUARTERS:
+        found.append(f"only {len(report['reports'])} of {QUARTERS} quarters were seen")
+        return found
+    for name, growth in growth_of(report["reports"]).items():
+        long = report["seconds"] >= LONG_S
+        most = {"descriptors": 0, "extents": 0, "threads": 0 if long else THREADS_SHORT_MAX}
+        found += [
+            f"{name} leaks {what}: {growth[what]:g}"
+            for what, limit in most.items()
+            if growth[what] > limit
+        ]
+        if growth["memory_share"] > GROWTH_SHARE_MAX and (
+            long or growth[MEMORY] > GROWTH_SHORT_BYTES_MAX
+        ):
+            found.append(f"{name} grew by {100 * growth['memory_share']:.1f} %")
+    return found
+
+
+def line_of(report: dict[str, Any]) -> str:
+    """Return a report as one line to read."""
+    processes = "; ".join(
+        f"{name} {report[name][MEMORY] / 2**20:.0f} MiB, {report[name]['descriptors']:g} "
+        f"descriptors, {report[name]['threads']:g} threads"
+        for name in PROCESSES
+    )
+    hits = "-" if report["hit_ratio"] is None else f"{report['hit_ratio']:.3f}"
+    p99 = "-" if report["p99_s"] is None else f"{report['p99_s']:.2f} s"
+    return (
+        f"{report['until_s']:.0f} s: {processes}; "
+        f"slots {report['slots']['used_bytes'] / 2**20:.1f} MiB, {report['slots']['leases']:g} "
+        f"leases; hit ratio {hits}; p99 {p99} of {report['answers']} answers"
+    )
+
+
+def _medians(looks: Sequence[dict[str, int]]) -> dict[str, float]:
+    return {what: median(each[what] for each in looks) for what in looks[0]}
