@@ -3,6 +3,8 @@
 Each engine's newest release is installed beside the environment, into a folder of its own (vLLM for
 the CPU: into an environment of its own), and the connector's tests run on it. A version that the
 connector does not know is tried all the same. Exit status 1 if something broke.
+
+llama-cpp-python has to be compiled, and TensorRT-LLM is on no public index: they are not here.
 """
 
 from __future__ import annotations
@@ -136,12 +138,21 @@ def transformers() -> Place:
 
 
 def lmcache() -> Place:
-    """LMCache pins much that it does not need: what setup.sh installs beside it is enough."""
-    folder = BUILD / "lmcache"
+    return _alone("lmcache", "aiofile", "caio")
+
+
+def sglang() -> Place:
+    return _alone("sglang", "orjson", "triton", "ipython", "traitlets")
+
+
+def _alone(name: str, *more: str) -> Place:
+    """Install an engine that pins much that is not needed: what setup.sh installs beside it is
+    enough. Its tests find it by the name of the folder."""
+    folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
-    install(folder, "lmcache", "aiofile", "caio")
-    version = distribution_in(folder, "lmcache").version
-    return Place(version, sys.executable, {"KVSTORE_LMCACHE": str(folder)})
+    install(folder, name, *more)
+    version = distribution_in(folder, name).version
+    return Place(version, sys.executable, {f"KVSTORE_{name.upper()}": str(folder)})
 
 
 def vllm() -> Place:
@@ -168,6 +179,7 @@ def _installed(name: str) -> str:
 ENGINES: dict[str, tuple[Callable[[], Place], tuple[str, ...]]] = {
     "transformers": (transformers, ("tests/connectors/transformers",)),
     "lmcache": (lmcache, ("tests/connectors/lmcache",)),
+    "sglang": (sglang, ("tests/connectors/sglang",)),
     "vllm": (vllm, tuple(f"tests/connectors/vllm/{name}" for name in VLLM_TESTS)),
 }
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstore import BlockKey, Client, CorruptBlock, Grant, Namespace
-from kvstore.client.leased import KEYS_MAX, PrefixLeases, leased_nbytes
+from kvstore import AsyncClient, BlockKey, Client, CorruptBlock, Grant, Namespace
+from kvstore.client.leased import PrefixLeases, leased_nbytes
+from kvstore.model.block import Match
 from kvstore_llamacpp.saving import Buffers
 from kvstore_llamacpp.state import MAGIC, SEQUENCE, Blocks, Bytes, state_nbytes, write_state
 
@@ -55,8 +56,12 @@ class Loader:
 
     def match(self, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
         """Return how many blocks of a prefix are stored. Raises KVStoreError."""
-        asked = self._client.submit(lambda remote: remote.match(namespace.id, keys[:KEYS_MAX]))
-        return self._leases.answer(asked).hit_blocks
+
+        async def match(remote: AsyncClient) -> Match:
+            await remote.connect()
+            return await remote.match(namespace.id, keys[: remote.batch_keys_max])
+
+        return self._leases.answer(self._client.submit(match)).hit_blocks
 
     def load(
         self,
@@ -73,7 +78,6 @@ class Loader:
         Waits for two answers, the deadline each at the most. Raises KVStoreError if the daemon
         cannot answer, is late, or has something else than what was stored.
         """
-        keys = keys[:KEYS_MAX]
         grant = self._leases.acquire(
             namespace,
             keys,

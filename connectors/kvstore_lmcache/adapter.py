@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from lmcache.v1.storage_backend.connector import (
@@ -27,12 +28,14 @@ from lmcache.v1.storage_backend.connector import (
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 import kvstore
-from kvstore import AsyncClient, ConfigError, KVStoreError
+from kvstore import ConfigError, Incompatible
 from kvstore.client.page_counters import Counters
-from kvstore.client.pages import Pages, Place, connect, kind_of
+from kvstore.client.page_work import Done, Work, start
+from kvstore.client.pages import Pages, Place, connect
 from kvstore_lmcache.compat import check_version
 from kvstore_lmcache.names import Names, Owner
 from kvstore_lmcache.settings import Settings, parse_settings
+from kvstore_lmcache.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +44,9 @@ SCHEME = "plugin://"
 LOADER_KEYS = ("module_path", "class_name", "url")  # LMCache's own, not settings
 MARGIN_S = 1.0  # beyond the deadline of the work itself
 
-Done = list[bool]
 Objects = list[Any]  # of LMCache's memory; the connector has a method `list`
 Texts = list[str]
 Places = list[Place | None]
-Work = Callable[[AsyncClient], Coroutine[Any, Any, Done]]
 
 
 class Adapter(ConnectorAdapter):  # type: ignore[misc] # LMCache is not checked
@@ -78,6 +79,8 @@ class Connector(RemoteConnector):  # type: ignore[misc]
         self.counters = Counters()
         self._memory = context.local_cpu_backend
         self._settings = settings
+        self._weights = _weights_of(metadata.model_name, settings)
+        _check_dtypes(self.meta_dtypes, settings)
         self._names = Names(settings, version)
         self._pages = Pages(settings.limits, self.counters)
         self._owner: Owner = (
@@ -186,6 +189,10 @@ class Connector(RemoteConnector):  # type: ignore[misc]
 
     def _places(self, keys: Sequence[Any]) -> Places:
         """Name pages by all that LMCache says of them; tags are a request's own."""
+        weights = self._weights if isinstance(self._weights, str) else self._weights.identity
+        if weights is None:
+            self.counters.refuse("unnamed", len(keys), "the weights are not known (yet)")
+            return [None] * len(keys)
         return [
             self._names.place(
                 (
@@ -194,6 +201,7 @@ class Connector(RemoteConnector):  # type: ignore[misc]
                     ("dtype", str(key.dtype)),
                     *self._owner,
                 ),
+                weights,
                 key.chunk_hash_hex,
                 *(part for tag in key.tags or () for part in (str(tag[0]), str(tag[1]))),
             )
@@ -202,15 +210,7 @@ class Connector(RemoteConnector):  # type: ignore[misc]
 
     def _submit(self, keys: int, work: Work) -> Future[Done]:
         """Start work on `keys` pages; if it fails, all of it is a miss."""
-
-        async def run(remote: AsyncClient) -> Done:
-            try:
-                return await work(remote)
-            except KVStoreError as error:
-                self.counters.refuse(kind_of(error), keys, str(error))
-                return [False] * keys
-
-        return self._client.submit(run)
+        return start(self._client, self.counters, keys, work)
 
     def _outcome(self, future: Future[Done], deadline_s: float) -> Done:
         """Wait for work from a thread of the engine's; what is not done in time is a miss."""
@@ -242,6 +242,22 @@ def _settings(context: ConnectorContext) -> Settings:
     for name in LOADER_KEYS:
         given.pop(name, None)
     return parse_settings(given, f"extra_config {prefix}*")
+
+
+def _weights_of(model: str, settings: Settings) -> Weights | str:
+    """Return what tells the weights that this engine has loaded. Raises Incompatible."""
+    path = Path(model).absolute()
+    named = str(path) if path.exists() else model
+    return settings.weights_id or Weights(named, watched=False)
+
+
+def _check_dtypes(dtypes: Sequence[Any], settings: Settings) -> None:
+    """Raise Incompatible for KV of which LMCache tells its bytes, and not what they mean."""
+    if not settings.kv_dtype and any(str(dtype) == "torch.uint8" for dtype in dtypes):
+        raise Incompatible(
+            "LMCache says that KV is kept in bytes (torch.uint8), which may be FP8 or others: set "
+            '"kv_dtype" to the engine\'s --kv-cache-dtype, e.g. "fp8_e4m3"'
+        )
 
 
 def _bytes(page: Any) -> memoryview:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import kvstore
-from kvstore import AsyncClient, InvalidRequest, KVStoreError
+from kvstore import AsyncClient, Incompatible, InvalidRequest, KVStoreError
 from kvstore.client.page_counters import Counters
 from kvstore.client.pages import Pages, Place, connect, kind_of
 from kvstore_lmcache.compat import check_version
 from kvstore_lmcache.completions import Completion, Completions
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import parse_settings
+from kvstore_lmcache.weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Client:
     """What LMCache constructs: `Client(**adapter_params)`. See `Settings` for the parameters.
 
     Raises ConfigError for parameters that it does not know, Incompatible for an LMCache that it is
-    not tested with. A daemon that is not there (yet) is no error: all is a miss until it is.
+    not tested with. A daemon that is not there (yet) is no error: all is a miss until it is. So are
+    pages of a model whose weights nothing tells; the log says what to set.
     """
 
     def __init__(self, **adapter_params: object) -> None:
@@ -44,6 +46,7 @@ class Client:
         version = check_version(allow_untested=settings.allow_untested)
         self.counters = Counters()
         self._names = Names(settings, version)
+        self._weights = ModelWeights(settings.weights_id)
         self._pages = Pages(settings.limits, self.counters)
         self._in_flight_max = settings.in_flight_max
         self._completions = Completions()
@@ -109,11 +112,25 @@ class Client:
         return self._client.admin.flush(wait_s)
 
     def _places(self, keys: Sequence[str]) -> list[Place | None]:
-        return [self._place(key) for key in keys]
+        models = [key.partition("@")[0] for key in keys]
+        weights = {model: self._weights_of(model, models.count(model)) for model in set(models)}
+        return [self._place(key, weights[model]) for key, model in zip(keys, models, strict=True)]
 
-    def _place(self, key: str) -> Place | None:
+    def _weights_of(self, model: str, keys: int) -> str | None:
+        """Return what tells the weights of a model that `keys` pages are of; None: nothing does."""
         try:
-            return self._names.object_place(key)
+            found, reason = self._weights.identity(model), "the weights are not known (yet)"
+        except Incompatible as error:
+            found, reason = None, str(error)
+        if found is None:
+            self.counters.refuse("unnamed", keys, reason)
+        return found
+
+    def _place(self, key: str, weights: str | None) -> Place | None:
+        if weights is None:
+            return None
+        try:
+            return self._names.object_place(key, weights)
         except InvalidRequest as error:
             self.counters.refuse("malformed", 1, str(error))
             return None
@@ -144,13 +161,19 @@ class Client:
                 self.counters.add("failed", keys)
             finally:
                 ok = not error and (all(done) or not all_or_nothing)
-                self._completions.add(number, ok, error, done)
-                with self._changed:
-                    self._in_flight -= 1
-                    self._changed.notify_all()
+                self._ended(number, ok, error, done)
 
-        self._client.submit(run)
+        try:
+            self._client.submit(run)
+        except InvalidRequest as closed:  # by `close`, which did not wait for this
+            self._ended(number, False, str(closed), [False] * keys)
         return number
+
+    def _ended(self, number: int, ok: bool, error: str, done: list[bool]) -> None:
+        self._completions.add(number, ok, error, done)
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
 
 
 def _paired(keys: Sequence[str], views: Sequence[memoryview]) -> list[memoryview]:

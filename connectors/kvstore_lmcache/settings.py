@@ -25,8 +25,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_mib_max: the largest page there may be, in MiB. LMCache's servers that share pages set the
         same. A daemon takes it only if its `dram.extent` and `file.segment` are larger.
     chunk_tokens: LMCache's chunk size. It is for status and the pace of loads only.
-    weights_id: names the model's weights, if LMCache's name of the model does not: servers with
-        another id share nothing.
+    weights_id: names the model's weights, instead of a digest of the folder that LMCache names as
+        the model. Needed where it names no folder of this machine. Any text that changes when the
+        weights do: servers with another one share nothing.
+    kv_dtype: how the engine keeps its KV, as its option names it ("fp8_e4m3"). LMCache's server is
+        not told: set it where it is not what the model's own configuration says.
     daemon_uid: the user that runs the daemon, if it is neither this process's nor root.
     allow_untested: use a version of LMCache that the connector is not tested with.
     """
@@ -39,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_mib_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
     weights_id: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    kv_dtype: Annotated[str, msgspec.Meta(max_length=64)] = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
     allow_untested: bool = False
 

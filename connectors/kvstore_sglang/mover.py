@@ -7,23 +7,20 @@ nothing writes to them any more, which is the loop's to see to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import kvstore
-from kvstore import AsyncClient, InvalidRequest, KVStoreError
+from kvstore import KVStoreError
 from kvstore.client.page_counters import Counters
-from kvstore.client.pages import Pages, Place, Position, connect, kind_of
+from kvstore.client.page_work import Done, Work, start
+from kvstore.client.pages import Pages, Place, Position, connect
 from kvstore.client.pieces import Memory
 from kvstore_sglang.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 LATE_S = 630.0  # beyond every deadline that can be set
-
-Done = list[bool]
-Work = Callable[[AsyncClient], Coroutine[Any, Any, Done]]
 
 
 class Mover:
@@ -85,21 +82,7 @@ class Mover:
         if not self._client.available:
             self.counters.refuse("away", count, "the daemon is away")
             return [False] * count
-
-        async def run(remote: AsyncClient) -> Done:
-            try:
-                return await work(remote)
-            except KVStoreError as error:
-                self.counters.refuse(kind_of(error), count, str(error))
-            except Exception:  # SGLang's thread would end, and its engine wait for it
-                logger.exception("pages=%d failed", count)
-                self.counters.add("failed", count)
-            return [False] * count
-
-        try:
-            return _outcome(self._client.submit(run))
-        except (InvalidRequest, CancelledError):  # closed
-            return [False] * count
+        return _outcome(start(self._client, self.counters, count, work))
 
 
 def _outcome(work: Future[Done]) -> Done:
@@ -109,6 +92,4 @@ def _outcome(work: Future[Done]) -> Done:
         try:
             return work.result(LATE_S)
         except TimeoutError:
-            if work.done():
-                raise
             logger.error("pages=late waited_s=%.0f", LATE_S)

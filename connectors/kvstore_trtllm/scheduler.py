@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kvstore.client.leased import KEYS_MAX, PrefixLeases, leased_nbytes
+from kvstore.client.leased import PrefixLeases, leased_nbytes
 from kvstore.model.block import Grant, Namespace
 from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError
 from kvstore.model.keys import root_key
@@ -75,7 +75,7 @@ class KVStoreScheduler(KvCacheConnectorScheduler):  # type: ignore[misc] # its b
     ) -> int:
         """Return how many blocks are ours from now on; 0 for whatever goes wrong."""
         first, rest = divmod(computed, namespace.block_tokens)
-        keys = tracked.loadable_keys()[:KEYS_MAX]
+        keys = tracked.loadable_keys()[: self._engine.client.batch_keys_max]
         room = self._room(namespace)
         keys = keys[: first + room]
         if rest or len(keys) <= first or not self._engine.client.available:

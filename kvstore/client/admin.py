@@ -124,7 +124,8 @@ class Admin(Looking):
 
     async def delete_tenant(self, name: str) -> tuple[int, str, str]:
         """Delete a tenant and all that is stored of it; returns its blocks, how far they are
-        erased, and what is left. Raises InvalidRequest. Answered to an admin."""
+        erased, and what is left: then its calls stay refused, and this can be called again. Raises
+        InvalidRequest. Answered to an admin."""
         request = pb.DeleteTenantRequest(name=name)
         reply = await self._caller.call(
             lambda stub, _, t: stub.DeleteTenant(request, timeout=t), wait_s=TENANT_S
@@ -174,7 +175,8 @@ class Admin(Looking):
     async def scan(
         self, namespace_id: NamespaceId | None = None, *, limit: int | None = None
     ) -> AsyncIterator[pb.ScanItem]:
-        """Iterate over the stored blocks in key order, page by page, not as one snapshot."""
+        """Iterate over the stored blocks, page by page, not as one snapshot. Their order is
+        the same every time, and says nothing."""
         after, left = b"", limit
         while left is None or left > 0:
             request = pb.ScanRequest(

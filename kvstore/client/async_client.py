@@ -97,6 +97,11 @@ class AsyncClient(Session):
         self._bulk = Bulk(self, self.admin, caller, copy_threads)
 
     @property
+    def batch_keys_max(self) -> int:
+        """How many keys the daemon takes in one call; 8192 while it has not said."""
+        return self._caller.batch_keys_max
+
+    @property
     def corrupt_blocks(self) -> int:
         """Blocks that `get` dropped because their bytes did not match their checksum."""
         return self._bulk.corrupt_blocks

@@ -20,7 +20,7 @@ class Batch:
     """Where blocks stand in their prefix, and which part of each is meant.
 
     record_nbytes: of each record, or of the largest. sizes: of each record, where they vary.
-    tokens: of all the blocks, where the daemon tells routers of them.
+    tokens: of all the blocks, where the daemon tells routers of them. keys_max: of one call.
     """
 
     namespace_id: NamespaceId
@@ -31,6 +31,7 @@ class Batch:
     parent: BlockKey | None = None
     sizes: Sequence[int] = ()
     tokens: BlockTokens | None = None
+    keys_max: int = WINDOW_KEYS
 
     def cut(self, where: slice) -> Batch:
         """Return some of the blocks, for a call that does not ask where they stand."""
@@ -45,7 +46,7 @@ class Batch:
 
         first_nbytes: of the first one; each after it may have GROWTH times as much."""
         nbytes_now = nbytes if first_nbytes is None else min(first_nbytes, nbytes)
-        start, most = 0, WINDOW_KEYS
+        start, most = 0, self.keys_max
         if self.tokens is not None:
             most = min(most, TOKENS_NBYTES_MAX * len(self.keys) // len(self.tokens.packed))
         while start < len(self.keys):

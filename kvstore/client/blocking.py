@@ -99,6 +99,10 @@ class Client(BlockingState):
     def instance(self) -> str:
         return self._client.instance
 
+    @property
+    def batch_keys_max(self) -> int:
+        return self._client.batch_keys_max
+
     def connect(self) -> None:
         self._thread.wait(lambda client: client.connect())
 

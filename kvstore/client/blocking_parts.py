@@ -167,7 +167,7 @@ class BlockingAdmin:
     def scan(
         self, namespace_id: NamespaceId | None = None, *, limit: int | None = None
     ) -> list[pb.ScanItem]:
-        """Return the stored blocks in key order, as a list."""
+        """Return the stored blocks as a list."""
 
         async def collect(client: AsyncClient) -> list[pb.ScanItem]:
             return [item async for item in client.admin.scan(namespace_id, limit=limit)]

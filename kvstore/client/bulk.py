@@ -37,6 +37,7 @@ class Bulk:
         self.corrupt_blocks = 0
         self._session = session
         self._admin = admin
+        self._caller = caller
         self._copiers = Copiers(copy_threads)
         self._in_place = InPlace(session, self._copiers)
         self._streams = Streams(caller, self._copiers)
@@ -69,7 +70,7 @@ class Bulk:
         )
         views = batch.flat(records)
         await self._connect(batch)
-        batch = replace(batch, tokens=self._announced(batch, tokens))
+        batch = replace(batch, tokens=self._announced(batch, tokens), keys_max=self._window_keys)
         committed = existing = refused = 0
         safe, patience = durable, Patience(wait_s)
         for where, window in self._put_windows(batch, durable=durable):
@@ -127,20 +128,20 @@ class Bulk:
         known = self._record_nbytes.get(namespace_id)
         nbytes = known or self._session.namespace(namespace_id).record_nbytes(part)
         room = (self._window_nbytes - self._lookup_nbytes) // nbytes if self._session.local else 0
-        count = max(0, min(len(keys), WINDOW_KEYS, room))
+        count = max(0, min(len(keys), self._window_keys, room))
         batch = Batch(namespace_id, keys[:count], part, nbytes)
         found, lease = await self._leased(batch, from_files) if count else Lookup([], None)
-        if count < len(keys):
-            spans = (Span(part, 0, len(keys) - count),)
-            try:
-                others = await self._session.match(
-                    namespace_id, keys[count:], each=True, spans=spans
-                )
-            except BaseException:
-                if lease is not None:
-                    await self.give_back(lease)
-                raise
-            found += others.present
+        most = self._caller.batch_keys_max
+        try:
+            for at in range(count, len(keys), most):
+                some = keys[at : at + most]
+                spans = (Span(part, 0, len(some)),)
+                others = await self._session.match(namespace_id, some, each=True, spans=spans)
+                found += others.present
+        except BaseException:
+            if lease is not None:
+                await self.give_back(lease)
+            raise
         return Lookup(found, lease)
 
     async def _leased(self, batch: Batch, from_files: bool) -> Lookup:
@@ -195,6 +196,7 @@ class Bulk:
             if lease is not None:
                 await self._in_place.give_back(lease)
             raise
+        batch = replace(batch, keys_max=self._window_keys)
         if self._session.local:
             taken = await self._in_place.take(batch, self._window_nbytes, wait_s, wanted, lease)
         else:
@@ -217,6 +219,10 @@ class Bulk:
     @property
     def _mover(self) -> InPlace | Streams:
         return self._in_place if self._session.local else self._streams
+
+    @property
+    def _window_keys(self) -> int:
+        return min(WINDOW_KEYS, self._caller.batch_keys_max)
 
     @property
     def _window_nbytes(self) -> int:
@@ -257,8 +263,8 @@ class Bulk:
         """Have the daemon drop blocks whose bytes are wrong, so that they can be put again."""
         corrupt = [key for key, (_, wrong) in zip(batch.keys, taken, strict=True) if wrong]
         self.corrupt_blocks += len(corrupt)
-        for start in range(0, len(corrupt), WINDOW_KEYS):
-            some = corrupt[start : start + WINDOW_KEYS]
+        for start in range(0, len(corrupt), batch.keys_max):
+            some = corrupt[start : start + batch.keys_max]
             logger.error("corrupt_blocks=%d first=%s", len(some), some[0][:4].hex())
             try:
                 await self._admin.delete(batch.namespace_id, some, corrupt=True)

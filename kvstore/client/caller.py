@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Call = Callable[["KVStoreAsyncStub", int, float], Awaitable[T]]  # (stub, session, timeout_s)
 
+KEYS_MAX = 8192
+"""Keys of one call that a daemon takes, unless its `limits.batch_keys_max` says otherwise."""
+
 DURABLE_WAIT_S = 30.0  # for a put to be synced to disk, beyond the deadline of the call
 
 
@@ -94,6 +97,12 @@ class Caller:
         """What the daemon says of itself."""
         connection = self._connection
         return connection.daemon if connection else NO_DAEMON
+
+    @property
+    def batch_keys_max(self) -> int:
+        """How many keys the daemon takes in one call; KEYS_MAX while it has not said."""
+        connection = self._connection
+        return (connection.batch_keys_max if connection else 0) or KEYS_MAX
 
     async def call(
         self,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from kvstore.client.batch import WINDOW_KEYS, Batch
+from kvstore.client.batch import Batch
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.lookup_lease import KEEP_S, Lookup, LookupLease, leading
@@ -240,7 +240,7 @@ class InPlace:
             most = min(LARGE_PIECE_NBYTES, window_nbytes // 2)
         else:
             most = min(PIECE_NBYTES, window_nbytes // PIECES_IN_FLIGHT)
-        step = max(1, min(most // batch.record_nbytes, WINDOW_KEYS))
+        step = max(1, min(most // batch.record_nbytes, batch.keys_max))
         pieces = iter([slice(at, at + step) for at in range(0, len(batch.keys), step)])
         taken: list[Taken] = [(None, False)] * len(batch.keys)
 
@@ -256,8 +256,8 @@ class InPlace:
         return wanted.from_files and self._files.usable
 
     async def _is_resident(self, batch: Batch) -> bool:
-        for at in range(0, len(batch.keys), WINDOW_KEYS):
-            keys = batch.keys[at : at + WINDOW_KEYS]
+        for at in range(0, len(batch.keys), batch.keys_max):
+            keys = batch.keys[at : at + batch.keys_max]
             match = await self._session.match(batch.namespace_id, keys)
             if match.resident_blocks < len(keys):
                 return False

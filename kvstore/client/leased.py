@@ -20,9 +20,6 @@ from kvstore.model.errors import CorruptBlock, Unavailable
 
 logger = logging.getLogger(__name__)
 
-KEYS_MAX = 8192
-"""Blocks that one load asks for: the daemon's bound on a batch."""
-
 PROMOTION_SHARE = 0.75
 """Of the deadline: how long slower tiers may take, so that the answer itself is not late."""
 
@@ -57,15 +54,16 @@ class PrefixLeases:
         session_id: str = "",
     ) -> Grant | None:
         """Return a lease on the longest stored prefix of `keys`; None: nothing beyond skip_blocks.
+        It is asked for as many of them as the daemon takes in one call.
 
         Raises KVStoreError if the daemon cannot answer, or is late; that lease is given back.
         """
-        keys = keys[:KEYS_MAX]
 
         async def acquire(remote: AsyncClient) -> Grant:
+            await remote.connect()
             return await remote.acquire(
                 await remote.register(namespace, now=False),
-                keys,
+                keys[: remote.batch_keys_max],
                 skip_blocks=skip_blocks,
                 wait_s=self._deadline_s * PROMOTION_SHARE,
                 request_id=request_id,

@@ -23,7 +23,7 @@ from kvstore.system.threads import outlive
 
 logger = logging.getLogger(__name__)
 
-KEYS_MAX = 1024  # of one call
+KEYS_MAX = 1024  # of one lease; the client cuts it further where a daemon takes less
 STALL_S = 0.25  # of a load without an end: is the daemon still there?
 ANSWER_S = 0.5  # to a ping, by a daemon that is busy
 
@@ -197,9 +197,13 @@ class Pages:
 
         async def drop(batch: Batch) -> None:
             namespace_id = await remote.register(batch.namespace, now=False)
-            await remote.admin.delete(namespace_id, batch.keys, this_daemon_only=True)
-            for at in batch.at:
-                deleted[at] = True
+            await remote.connect()
+            most = remote.batch_keys_max
+            for first in range(0, len(batch.keys), most):
+                some = slice(first, first + most)
+                await remote.admin.delete(namespace_id, batch.keys[some], this_daemon_only=True)
+                for at in batch.at[some]:
+                    deleted[at] = True
 
         await _together([drop(batch) for batch in _batches(places)])
         self._counters.add("deleted", sum(deleted))

@@ -21,7 +21,6 @@ from kvstore.model.hint import HintReport, Prefix
 
 logger = logging.getLogger(__name__)
 
-KEYS_MAX = 8192  # of one hint: the daemon's bound on a batch
 SENT_MAX = 64  # at once; the daemon can do without the others
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Give = Callable[[AsyncClient, str | Prefix], Awaitable[HintReport]]
@@ -76,7 +75,7 @@ class HintSender:
             if len(self._sent) >= SENT_MAX or not self._client.available:
                 self._note("failed")
                 continue
-            self._sent.add(self._start(give, hints.session_id, namespace, keys[:KEYS_MAX]))
+            self._sent.add(self._start(give, hints.session_id, namespace, keys))
             self._note("sent")
 
     def _start(
@@ -84,7 +83,9 @@ class HintSender:
     ) -> Future[HintReport]:
         async def tell(remote: AsyncClient) -> HintReport:
             namespace_id = await remote.register(namespace, now=False)
-            return await give(remote, Prefix(namespace_id, keys, session_id))
+            await remote.connect()
+            most = remote.batch_keys_max  # of one hint
+            return await give(remote, Prefix(namespace_id, keys[:most], session_id))
 
         sent = self._client.submit(tell)
         sent.add_done_callback(self._look)

@@ -17,6 +17,7 @@ from kvstore.testing.lmcache import lmcache_site
 from kvstore_lmcache.client import Client
 
 PAGE_NBYTES = 64 << 10
+WEIGHTS = "the tests' own"
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,7 @@ class Native:
     """Drives a client as LMCache does: submits, polls the descriptor, drains."""
 
     def __init__(self, **params: Any) -> None:
-        self.client = Client(**params)
+        self.client = Client(**{"weights_id": WEIGHTS, **params})
         self._ended: dict[int, tuple[bool, str, list[bool] | None]] = {}
 
     def exists(self, keys: list[str]) -> list[bool]:

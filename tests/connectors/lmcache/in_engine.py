@@ -1,10 +1,11 @@
-"""LMCache as in an engine, but without one: `python in_engine.py TARGET PID` prints JSON.
+"""LMCache as in an engine, but without one: `python in_engine.py TARGET PID MODEL` prints JSON.
 
 Run in a process of its own, because LMCache needs a folder of packages of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -42,6 +43,7 @@ def config_of(target: str, **settings: Any) -> LMCacheEngineConfig:
                 f"{prefix}.class_name": "Adapter",
                 f"{prefix}.target": target,
                 f"{prefix}.page_mib_max": 4,
+                f"{prefix}.weights_id": "the tests' own",
                 f"{prefix}.lookup_deadline_s": 10,  # whatever else runs here
                 **{f"{prefix}.{name}": value for name, value in settings.items()},
             },
@@ -49,14 +51,16 @@ def config_of(target: str, **settings: Any) -> LMCacheEngineConfig:
     )
 
 
-def metadata_of(worker: int = 0) -> LMCacheMetadata:
+def metadata_of(
+    worker: int = 0, dtype: torch.dtype = torch.float16, model: str = "org/model"
+) -> LMCacheMetadata:
     return LMCacheMetadata(
-        model_name="org/model",
+        model_name=model,
         world_size=2,
         local_world_size=2,
         worker_id=worker,
         local_worker_id=worker,
-        kv_dtype=torch.float16,
+        kv_dtype=dtype,
         kv_shape=(LAYERS, 2, TOKENS, 2, HIDDEN // 2),
         chunk_size=TOKENS,
     )
@@ -117,7 +121,7 @@ def same(got: list[torch.Tensor | None], expected: list[torch.Tensor]) -> int:
     )
 
 
-def main(target: str, pid: int) -> dict[str, Any]:
+def main(target: str, pid: int, model: str) -> dict[str, Any]:
     torch.manual_seed(3)
     values = [torch.randn(SHAPE).to(torch.float16) for _ in range(COUNT)]
     engine, keys, said = Engine(target), keys_of(), {}
@@ -140,6 +144,7 @@ def main(target: str, pid: int) -> dict[str, Any]:
     engine.put(keys[22:23], [torch.zeros((2, LAYERS, TOKENS // 2, HIDDEN), dtype=torch.float16)])
     said["partial"] = engine.connector.counters.as_dict()["partial"]
     said["partial_found"] = engine.backend.contains(keys[22])
+    said["folder"] = of_a_folder(target, model, keys[:1])
     os.kill(pid, signal.SIGKILL)
     until(lambda: not engine.connector._client.available)
     said["away"] = [engine.backend.batched_contains(keys), engine.get(keys).count(None)]
@@ -147,21 +152,62 @@ def main(target: str, pid: int) -> dict[str, Any]:
     until(lambda: engine.memory_in_use <= held)  # pages are counted before they are given back
     said["leaked"] = engine.memory_in_use - held
     engine.manager.close()
-    said["refused"] = {}
-    for name, changes in {"layerwise": {"use_layerwise": True}, "setting": {}}.items():
-        config = config_of(target, **({} if changes else {"socket": 1}))
+    said["closed"] = after_close(engine.connector, keys[:2])
+    said["refused"] = refused(target)
+    return said
+
+
+def of_a_folder(target: str, model: str, keys: list[CacheEngineKey]) -> list[Any]:
+    """Return what tells the weights of a model in a folder, and that pages may be asked for."""
+    connector = CreateConnector(
+        "plugin://kvstore",
+        None,
+        None,
+        config_of(target, weights_id=""),
+        metadata_of(model=model),
+        "kvstore",
+    ).getWrappedConnector()
+    until(lambda: connector._weights.identity)
+    found = connector.batched_contains(keys)
+    asyncio.run(connector.close())
+    return [connector._weights.identity, found, connector.counters.as_dict()["looked_up"]]
+
+
+def after_close(connector: Any, keys: list[CacheEngineKey]) -> list[Any]:
+    """Ask as LMCache's threads and its loop do, whose calls a shutdown may overtake."""
+    return [
+        connector.batched_contains(keys),
+        connector.exists_sync(keys[0]),
+        connector.remove_sync(keys[0]),
+        asyncio.run(connector.batched_async_contains("", keys)),
+        asyncio.run(connector.batched_get(keys)),
+    ]
+
+
+def refused(target: str) -> dict[str, str]:
+    """Return what is said of what cannot work."""
+    said = {}
+    tries: dict[str, tuple[dict[str, Any], dict[str, Any], torch.dtype]] = {
+        "layerwise": ({}, {"use_layerwise": True}, torch.float16),
+        "setting": ({"socket": 1}, {}, torch.float16),
+        "weights": ({"weights_id": ""}, {}, torch.float16),
+        "dtype": ({}, {}, torch.uint8),
+    }
+    for name, (settings, changes, dtype) in tries.items():
+        config = config_of(target, **settings)
         for key, value in changes.items():
             setattr(config, key, value)
+        metadata = metadata_of(dtype=dtype)
         try:
-            CreateConnector("plugin://kvstore", None, None, config, metadata_of(), "kvstore")
+            CreateConnector("plugin://kvstore", None, None, config, metadata, "kvstore")
         except Exception as error:
-            said["refused"][name] = f"{type(error).__name__}: {error}"
+            said[name] = f"{type(error).__name__}: {error}"
     return said
 
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(main(sys.argv[1], int(sys.argv[2]))), flush=True)
+        print(json.dumps(main(sys.argv[1], int(sys.argv[2]), sys.argv[3])), flush=True)
     except BaseException:
         traceback.print_exc()
         os._exit(1)  # LMCache's threads would go on

@@ -19,7 +19,7 @@ from kvstore.testing.wait import until
 from kvstore_lmcache.client import Client
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import Settings
-from tests.connectors.lmcache.conftest import PAGE_NBYTES, Native, Pages, object_keys
+from tests.connectors.lmcache.conftest import PAGE_NBYTES, WEIGHTS, Native, Pages, object_keys
 
 
 def test_pages_come_back_byte_for_byte_key_by_key(native: Native) -> None:
@@ -144,9 +144,8 @@ def test_what_was_flushed_outlives_sigkill_of_both(lmcache: None, mortal: Daemon
 def test_a_rotten_record_is_a_miss_and_is_dropped(native: Native, daemon: Daemon) -> None:
     keys, pages = object_keys("rot", 8), Pages(8).fill(10)
     assert native.set(keys, pages.views)
-    place = Names(Settings(page_mib_max=4), engine_versions.version("lmcache")).object_place(
-        keys[3]
-    )
+    names = Names(Settings(page_mib_max=4), engine_versions.version("lmcache"))
+    place = names.object_place(keys[3], WEIGHTS)
     with Admin(daemon.target) as admin:
         admin.register(place.namespace)
         damage_resident(admin, place.namespace.id, [place.key])
@@ -239,6 +238,7 @@ def test_unknown_and_malformed_parameters_are_refused(params: dict[str, object])
 def test_an_unknown_version_is_refused_unless_it_is_to_be_tried(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(engine_versions.ALLOW, raising=False)
     monkeypatch.setattr(engine_versions, "version", lambda _: "0.9.0")
     with pytest.raises(Incompatible, match=r"0\.9\.0 is not tested .* 0\.5\.6; .*allow_untested"):
         Client(target=daemon.target)
@@ -265,3 +265,29 @@ def test_what_operators_see(native: Native, daemon: Daemon) -> None:
         engine = dict(use.namespace.identity)["engine"]
         assert engine == f"lmcache {engine_versions.version('lmcache')}"
         assert use.blocks == 3
+
+
+def test_a_daemon_that_takes_few_keys_at_once_has_all_pages(lmcache: None) -> None:
+    with (
+        Daemon("limits.batch_keys_max=16") as daemon,
+        Native(target=daemon.start().target, page_mib_max=4, lookup_deadline_s=10) as native,
+    ):
+        keys, pages, got = object_keys("few", 50), Pages(50).fill(18), Pages(50)
+        assert native.set(keys, pages.views)
+        assert native.exists(keys) == [True] * 50
+        assert native.get(keys, got.views) == [True] * 50
+        assert np.array_equal(got.rows, pages.rows)
+        assert native.delete(keys) == [True] * 50
+        assert native.exists(keys) == [False] * 50
+
+
+def test_a_task_that_comes_while_the_client_closes_ends_as_well(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` waits for tasks that have begun, but not for ever."""
+    keys, pages = object_keys("gone", 2), Pages(2).fill(19)
+    native.client._client.close()
+    monkeypatch.setattr(Admin, "available", True)  # as it was a moment before
+    assert native.exists(keys) == native.get(keys, pages.views) == [False, False]
+    assert not native.set(keys, pages.views)
+    assert native.client._in_flight == 0

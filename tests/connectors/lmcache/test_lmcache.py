@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvstore import Client
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.lmcache import lmcache_environment
+from tests.connectors.lmcache.conftest import WEIGHTS
 
 IN_ENGINE = Path(__file__).with_name("in_engine.py")
+IN_SERVER = Path(__file__).with_name("in_server.py")
 
 
 def run(site: Path, *arguments: str) -> str:
@@ -31,10 +34,12 @@ def run(site: Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def said(site: Path) -> dict[str, Any]:
+def said(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an engine's LMCache said, whose daemon was killed in the end."""
+    model = tmp_path_factory.mktemp("model")
+    (model / "model.safetensors").write_bytes(b"weights")
     with Daemon() as daemon:
-        out = run(site, str(IN_ENGINE), daemon.start().target, str(daemon.pid))
+        out = run(site, str(IN_ENGINE), daemon.start().target, str(daemon.pid), str(model))
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return result
 
@@ -66,6 +71,18 @@ def test_a_killed_daemon_costs_misses_and_no_memory(said: dict[str, Any]) -> Non
 def test_what_cannot_work_is_refused_with_what_to_do(said: dict[str, Any]) -> None:
     assert "set it to false" in said["refused"]["layerwise"]
     assert "unknown field `socket`; known keys: target, " in said["refused"]["setting"]
+    assert 'set "weights_id" to a text that changes' in said["refused"]["weights"]
+    assert 'set "kv_dtype" to the engine' in said["refused"]["dtype"]
+
+
+def test_the_files_of_a_model_tell_its_weights(said: dict[str, Any]) -> None:
+    told, found, asked = said["folder"]
+    assert re.fullmatch("sha256 [0-9a-f]{64}", told)
+    assert (found, asked) == (0, 1)
+
+
+def test_after_close_all_is_a_miss(said: dict[str, Any]) -> None:
+    assert said["closed"] == [0, False, False, 0, [None, None]]
 
 
 def test_its_own_benchmark_verifies_what_it_loads(site: Path, daemon: Daemon) -> None:
@@ -76,6 +93,7 @@ def test_its_own_benchmark_verifies_what_it_loads(site: Path, daemon: Daemon) ->
         "adapter_params": {
             "target": daemon.target,
             "page_mib_max": 4,
+            "weights_id": WEIGHTS,
             "lookup_deadline_s": 10,  # whatever else runs here
         },
     }
@@ -88,3 +106,16 @@ def test_its_own_benchmark_verifies_what_it_loads(site: Path, daemon: Daemon) ->
     )
     assert re.findall(r"Total success: +(\d+)", out) == ["128", "64", "128"], out
     assert "All 64 keys data verified OK." in out, out
+
+
+def test_what_its_own_eviction_drops_is_gone_and_the_rest_stays(site: Path) -> None:
+    with Daemon("dram.capacity=128MiB") as daemon:
+        said = json.loads(run(site, str(IN_SERVER), daemon.start().target).splitlines()[-1])
+        with Client(daemon.target) as client:
+            (use,) = client.admin.namespaces()
+    assert said["used"] < 0.8
+    assert 0 < said["deleted"] < 40
+    assert said["found"] == said["same"] == 40 - said["deleted"]
+    assert said["again"] == [True, True]
+    assert said["failed"] == 0
+    assert use.blocks == said["found"] + 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.testing.sglang import sglang_environment, sglang_site
+from kvstore.testing.sglang import sglang_environment
 from tests.connectors.sglang.conftest import INSIDE
 
 ROOT = Path(__file__).parents[3]
@@ -21,17 +21,9 @@ assert LONG in NAMES
 FILES = [pytest.param(name, marks=[pytest.mark.long] if name == LONG else []) for name in NAMES]
 
 
-@pytest.fixture(scope="session")
-def site() -> Path:
-    found = sglang_site()
-    if found is None:
-        pytest.skip("SGLang is not installed: `make setup` does that")
-    return found
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_inside_sglang(site: Path, name: str) -> None:
-    done = subprocess.run(
+def run_inside(site: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests in a process that has SGLang."""
+    return subprocess.run(
         [
             sys.executable,
             *("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-q", "-rs"),
@@ -44,6 +36,11 @@ def test_inside_sglang(site: Path, name: str) -> None:
         timeout=220,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_inside_sglang(site: Path, name: str) -> None:
+    done = run_inside(site, name)
     said = done.stdout[-6000:] + done.stderr[-2000:]
     if done.returncode == 0 and " passed" not in done.stdout:
         pytest.skip(said[-300:])

@@ -33,6 +33,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise engine_versions.PackageNotFoundError(name)
 
+    monkeypatch.delenv(engine_versions.ALLOW, raising=False)
     monkeypatch.setattr(engine_versions, "version", missing)
     with pytest.raises(Incompatible, match="pip install sglang"):
         check_version(allow_untested=True)
