@@ -29,6 +29,7 @@ ARGS ?=
 SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
 KILLS ?= 100
+SECONDS := 600
 # Tests on as many cores as there are, up to 4; PARALLEL= runs them one by one.
 PARALLEL ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SEED ?= 1
@@ -129,14 +130,14 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
 	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
 
-test-newest: setup ## the connectors' tests on the newest vLLM for the CPU, transformers, LMCache; writes build/test-newest.json
+test-newest: setup ## the connectors' tests on the newest vLLM for the CPU, transformers, LMCache, SGLang; writes build/test-newest.json
 	$(BIN)/python -m tests.newest $(ARGS)
 
 test-lmcache: setup ## kill and stop a real LMCache server and its daemon; writes build/test-lmcache.json
 	$(BIN)/python -m kvstore_bench.lmcache --json build/test-lmcache.json $(ARGS)
 
-soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints leaks as JSON
-	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)
+soak: setup ## SECONDS of 200 concurrent requests, aborts, preemptions, kills; prints leaks and losses as JSON
+	$(BIN)/python -m tests.connectors.vllm.soak --seconds $(SECONDS) $(ARGS)
 
 policies: setup ## replay a family of made-up traces, and TRACES, with lru and hz; writes build/policy.json (hours)
 	mkdir -p build

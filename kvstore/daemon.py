@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError, KVStoreError
-from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId, tenant_id
+from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId
 from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
@@ -31,8 +30,10 @@ from kvstore.move.write_behind import WriteBehind
 from kvstore.sealing import Root, Sealing, open_root
 from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
+from kvstore.store.erasure import places_of
 from kvstore.store.lanes import Lanes
 from kvstore.store.live_settings import LiveSettings
+from kvstore.store.staging import staged_nbytes_max
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants, check_left_over
 from kvstore.system.dumps import forbid_dumps
@@ -41,8 +42,7 @@ from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Devices, RealDisk
-from kvstore.tier.file.keys import destroy_keys
+from kvstore.tier.file import Devices
 from kvstore.web.opening import open_page
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Node:
         self.metrics = Metrics(version=kvstore.__version__)
         check_left_over(settings)
         root = open_root(settings)
-        make, erase = partial(wire_store, root=root), partial(erase_directory, root)
-        self.tenants = Tenants(settings, make, self.metrics, erase)
+        make, places = partial(wire_store, root=root), partial(places_of, root)
+        self.tenants = Tenants(settings, make, self.metrics, places)
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
         self.fleet: Fleet | None = None
         self.events: Events | None = None
@@ -84,7 +84,11 @@ class Node:
         logger.info("node=starting version=%s pid=%d", kvstore.__version__, os.getpid())
         try:
             await self.server.open()
-            await check_memory(self.settings.dram.capacity_bytes, self.settings.pool.host_bytes)
+            await check_memory(
+                self.settings.dram.capacity_bytes,
+                self.settings.pool.host_bytes,
+                staged_nbytes_max(self.settings.tenants),
+            )
             await self.tenants.start()
             if self.settings.cluster.on:
                 await self._join_fleet()
@@ -150,9 +154,12 @@ MEMORY_WAIT_S = 5.0
 MEMORY_LOOK_S = 0.25
 
 
-async def check_memory(capacity_bytes: int, pool_bytes: int = 0) -> None:
+async def check_memory(capacity_bytes: int, pool_bytes: int = 0, staged_bytes: int = 0) -> None:
     """Raise ConfigError if the arena does not fit beside what the pool takes, with what to type;
     warn if it is tight.
+
+    staged_bytes: what engines of sealed arenas may fill beside it. It is theirs to pay for, and
+    most of it is never filled: it is warned of, and nothing is refused for it.
 
     What would fit but for others is waited for, a little: engines unmap a dead daemon's arena
     only when they have noticed.
@@ -167,6 +174,10 @@ async def check_memory(capacity_bytes: int, pool_bytes: int = 0) -> None:
     judged = check_capacity(capacity_bytes, memory, pool_bytes=pool_bytes)
     if judged.fit is Fit.TIGHT:
         logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
+    elif memory.judge(capacity_bytes + staged_bytes, pool_bytes=pool_bytes).fit is not Fit.FITS:
+        reason = f"engines may fill {staged_bytes} bytes beside sealed arenas: {judged.text}"
+        do = "lower dram.guaranteed of tenants with sealed arenas"
+        logger.warning("memory=tight reason=%r do=%r", reason, do)
 
 
 def wire_store(
@@ -301,16 +312,6 @@ def _pool(
         file=file,
         now=time.monotonic,
     )
-
-
-def erase_directory(root: Root | None, path: Path, name: str) -> str:
-    """Destroy the keys of a tenant's directory, then its files; return how far nothing of it can
-    be read again. Blocking. Raises DiskFailed, OSError."""
-    erased = "none"
-    if root is not None:
-        erased = str(destroy_keys(RealDisk(), path, root, tenant_id(name)))
-    shutil.rmtree(path)
-    return erased
 
 
 def _write_budget(settings: FileSettings) -> WriteBudget | None:

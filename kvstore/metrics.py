@@ -384,6 +384,10 @@ class Metrics:
             "punched_bytes",
             "Bytes of the arena that a client returned to the system; allocated again",
         )
+        self.touched_again_bytes = self._counter(
+            "touched_again_bytes",
+            "Bytes of the arena that a client touched after they were returned to the system",
+        )
         self.reported_blocks = self._counter(
             "reported_blocks",
             "Blocks that readers reported as corrupt: dropped (a stored copy was wrong), kept "

@@ -65,9 +65,15 @@ def make_conversations(output: Path, **shape: Any) -> None:
 @bench.command(short_help="Measure memory per block, and time of policies.")
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
-@click.option("--daemons", is_flag=True, help="Measure full daemons instead, one per policy.")
+@click.option("--daemons", is_flag=True, help="Measure full daemons instead, two per policy.")
+@click.option(
+    "--plot",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also measure fewer blocks, from 100,000 on, and draw how it grows.",
+)
 @JSON
-def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
+def index(*, blocks: int, policies: str, daemons: bool, target: Path | None, as_json: bool) -> None:
     """Measure the daemon's memory per resident block, and the time of each policy.
 
     It runs the planner of this release over an arena that counts bytes but stores none: for raw
@@ -79,13 +85,14 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
     Examples:
       kvstore bench index
       kvstore bench index --blocks 200000 --json | jq .ep.arena_fill.hz
-      kvstore bench index --daemons --json | jq .put_p50_us
+      kvstore bench index --daemons --json | jq .longest_pause_ms
+      kvstore bench index --blocks 10000000 --plot growth.png
     """
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with measuring(as_json):
+    with measuring(as_json, *(("matplotlib",) if target else ())):
         from kvstore_bench.store import index as planners
         from kvstore_bench.store import index_daemon
 
@@ -97,6 +104,11 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
 
             coded = index_coded.CodedIndexPlan(max(1000, blocks // 4))
             result |= index_coded.run(coded, plan.policies, say)
+        if target:
+            from kvstore_bench.store.index_series import plot_index, series
+
+            result["series"] = series(run, plan, result, say)
+            plot_index(result["series"], target)
         show(result, as_json, ratio_tables.print_index)
 
 

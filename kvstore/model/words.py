@@ -155,6 +155,19 @@ def share_lines(tenants: dict[str, Any]) -> list[str]:
     return lines
 
 
+def fidelity_lines(stats: dict[str, Any]) -> list[str]:
+    """Return a line for each fidelity and tier: what a daemon's stats say it has there."""
+    lines = []
+    for each in stats.get("fidelities", ()):
+        refined = f", {each['refined_blocks']} with fine parts" if each["refined_blocks"] else ""
+        saved = each["raw_bytes"] / max(1, each["stored_bytes"])
+        lines.append(
+            f"{each['fidelity']} in {each['tier']}: {each['blocks']} blocks{refined}, "
+            f"{size(each['stored_bytes'])} for {size(each['raw_bytes'])} of KV ({saved:.2f}x)"
+        )
+    return lines
+
+
 def printable(text: str) -> str:
     """Return what a client has named, without what a terminal would take for a command."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,4 +1,5 @@
-"""Who waits for blocks that are still being computed: another host, that will go on with them."""
+"""Who waits for blocks that are still being computed: another engine, here or on another host, that
+will go on with them."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from kvstore.move.file_leases import NO_FILE_LEASE, FileLeases
 from kvstore.move.filling import Filling
 from kvstore.move.promote import Promotion
 from kvstore.store.acquire import Acquisition
+from kvstore.store.handoff import Handoff
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.store.request_log import RequestLog
@@ -47,6 +48,7 @@ class Gets:
         file_leases: FileLeases,
         hints: Hints,
         request_log: RequestLog,
+        handoff: Handoff,
     ) -> None:
         self._node = node
         self._planner = node.planner
@@ -59,6 +61,7 @@ class Gets:
         self._file_leases = file_leases
         self._hints = hints
         self._request_log = request_log
+        self._handoff = handoff
         self._fillings: dict[int, tuple[SessionId, Filling]] = {}  # by lease
         self._leases.on_over.append(lambda lease_id: self._fillings.pop(lease_id, None))
 
@@ -129,26 +132,24 @@ class Gets:
         origin: Origin | None = None,
         early: bool = False,
         each: bool = False,
+        is_guest: bool = False,
     ) -> Grant:
         """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
         Bytes in slower tiers have `wait_s` to be promoted, or as long as that is faster than
         computing them, if told what that takes; past it the answer is a shorter prefix. Over the
         bound on leased bytes the answer is an estimate without slots (`leased` is false); with
-        `spans`, parts beyond it have no slot, as if they were missing. request_id: its outcome is
-        remembered. session_id: of the conversation, for hints. in_files: what lies in files as it
-        was put, not in the arena, stays, and its place is leased, as far as leases may hold the
-        file tier; else it is promoted. refined: a block of a lossy namespace without its fine part
-        is a miss; else fine parts come along as far as they are there in time. origin: the daemon
-        that has the prefix. early: the last slots may still be read into; `ready` waits. each: say
-        of each part if it is stored.
+        `spans`, parts beyond it have no slot. request_id: its outcome is remembered. session_id: of
+        the conversation. in_files: what lies in files as it was put, not in the arena, stays, and
+        its place is leased, as far as leases may hold the file tier; else it is promoted. refined:
+        a block of a lossy namespace without its fine part is a miss; else fine parts come as far as
+        they are there in time. origin: the daemon that has the prefix. early: `ready` waits for the
+        last slots. each: say of each part if it is stored. is_guest: of another tenant.
         """
-        client, waits = self._leases.check(session).client, Waits(self._now)
+        client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
         with self._node.in_use(namespace_id):
-            with waits.on("recall"):
-                await self._node.recall(keys)
-            began = self._now()
+            waits, began = await self._recalled(keys), self._now()
             deadline = began + min(wait_s, self._node.limits.wait_max_s)
             ask = Ask(
                 session,
@@ -166,11 +167,20 @@ class Gets:
                 early,
                 waits,
                 recompute_s_per_block > 0.0,
+                is_guest,
             )
             if spans is None:
+                ask = await self._handoff.arrived(ask, deadline)
                 return await self._lease_prefix(ask, readers, deadline)
             lease = self._lease_present if each else self._lease_parts
             return await lease(ask, spans, readers, deadline)
+
+    async def _recalled(self, keys: Sequence[BlockKey]) -> Waits:
+        """Index what was found on disk of some keys; return how long that took."""
+        waits = Waits(self._now)
+        with waits.on("recall"):
+            await self._node.recall(keys)
+        return waits
 
     def _told_before(self, namespace_id: NamespaceId, blocks: int) -> float:
         """Return what computing a block takes, for an engine that does not know its pace yet; 0

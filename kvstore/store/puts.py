@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kvstore.decide.index import HeldSlot, StoredPart
-from kvstore.decide.planner import Reservation, SessionId, Steps
+from kvstore.decide.planner import Reservation, SessionId
 from kvstore.decide.planner.leases import DAEMON_SESSION, Lease
 from kvstore.decide.slow_log import Waits
 from kvstore.model.block import (
@@ -28,8 +28,7 @@ from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.store.room import Waiting
 from kvstore.store.staging import Staging
-
-T = TypeVar("T")
+from kvstore.system.steps import in_steps
 
 ROOM_POLL_S = 0.5
 BLOCK_INDEX_MAX = (1 << 32) - 1
@@ -71,6 +70,7 @@ class Puts:
         sizes: Sequence[int] = (),
         refined: bool = False,
         copy: bool = False,
+        bases: Sequence[int] = (),
     ) -> Grant:
         """Lease empty slots for the records of `spans` that are not stored yet.
 
@@ -80,6 +80,7 @@ class Puts:
         spans; none: what the namespace says. A fine part has a slot only where its base has one.
         refined: a base that lacks its fine part is not stored, and both are replaced together.
         copy: another host has them as well: they are written to files at their second use only.
+        bases: as of `Reservation`.
         """
         client, began, waits = self._leases.check(session).client, self._now(), Waits(self._now)
         self._node.check_spans(namespace_id, keys, spans)
@@ -102,21 +103,16 @@ class Puts:
                     deadline=deadline,
                     sizes=sizes,
                     refined=refined,
+                    bases=bases,
                 )
                 held, slots, refused = await self._staged(session, held, refused, deadline)
             what = (namespace_id, tuple(keys), first_block, parent, spans, refused)
-            write = Reservation(*what, session_id, refined, copy)
+            write = Reservation(*what, session_id, refined, copy, bases)
             lease = await self._granted(session, held, slots, write)
         whose = _Whose(client, self._now() - began, lease.nbytes)
         self._note_slow(write, whose, waits, "reserved")
-        return Grant(
-            lease_id=lease.id,
-            deadline_s=self._node.limits.lease_s,
-            spans=spans,
-            slots=tuple(slots),
-            refused=refused,
-            varies=namespace.varies,
-        )
+        lease_s, varies = self._node.limits.lease_s, namespace.varies
+        return Grant(lease.id, lease_s, spans, tuple(slots), refused=refused, varies=varies)
 
     async def _find_room(
         self,
@@ -129,6 +125,7 @@ class Puts:
         deadline: float,
         sizes: Sequence[int],
         refined: bool,
+        bases: Sequence[int],
     ) -> tuple[Sequence[HeldSlot | None], int]:
         """Return slots, and how many records are refused when the time is over."""
         wanted = sum(map(padded, sizes)) or self._nbytes_of(namespace_id, spans)
@@ -139,11 +136,10 @@ class Puts:
             while True:
                 behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
                 await write_ahead(self._planner, wanted, deadline, self._now)
-                placement = await _in_steps(
-                    self._planner.puts.place(
-                        namespace_id, keys, spans, parent, sizes=sizes, refined=refined
-                    )
+                placing = self._planner.puts.place(
+                    namespace_id, keys, spans, parent, sizes=sizes, refined=refined, bases=bases
                 )
+                placement = await in_steps(placing)
                 if self._planner.dirty.count:  # what has to be written before it may leave
                     self._write_behind.wake()
                 short = placement.refused > 0 or behind
@@ -262,7 +258,7 @@ class Puts:
                     with waits.on("copy"):
                         await self._staging.copy(lease_id, lease.held, checksums)
                     self._node.room.set()
-                new, existing = await _in_steps(
+                new, existing = await in_steps(
                     self._planner.puts.commit(write, lease.held, checksums, durable=durable)
                 )
                 self._hints.committed(write)
@@ -363,15 +359,3 @@ def _check_place(first_block: int, parent: BlockKey | None, keys: Sequence[Block
         raise InvalidRequest(
             f"parent {parent.hex()[:8]} is one of the keys: name the block before the first of them"
         )
-
-
-async def _in_steps(steps: Steps[T]) -> T:
-    """Carry out a decision of the planner, letting others run between its steps."""
-    with contextlib.closing(steps):
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                decision: T = done.value
-                return decision
-            await asyncio.sleep(0)

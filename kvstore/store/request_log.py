@@ -4,6 +4,7 @@ of them for `kvstore explain`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Explainer, Leases, Outcomes, Planner, SessionId
@@ -61,6 +62,8 @@ class RequestLog:
         metrics, known = self._metrics, self._planner.index.namespaces
         tokens = known.use(ask.namespace_id).block_tokens
         served = {"dram": dram, "file": file, "object": objects, "peer": peers, "pool": pool}
+        if ask.is_guest:
+            asked = sum(served.values())
         model, label = known.asked(ask.namespace_id, asked, served)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
@@ -93,9 +96,11 @@ class RequestLog:
 
         peer: the host that gave most of these, or should have. base: how many came without a fine
         part that they should have. why: what kept the hit from being what is stored, if anything
-        did.
+        did. A guest's answer is noted as if it had asked for what it got: no more is known of it.
         """
-        ending = self._ending(ask, hit, why, peer)
+        ending = self._ending(ask, hit, why, peer) if not ask.is_guest else None
+        if ask.is_guest:
+            ask = replace(ask, keys=ask.keys[:hit], skip_blocks=0)
         self._metrics.base_hit_blocks.inc(base)
         self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
         outcome = Outcome(
@@ -123,6 +128,8 @@ class RequestLog:
 
     def note_parts(self, ask: Ask, found: int) -> None:
         """Note that parts of blocks were asked for, and how many there were."""
+        if ask.is_guest:
+            ask = replace(ask, keys=ask.keys[:found])
         self._note_slow(ask, self._now() - ask.began, f"{found} records")
 
     def _note_slow(self, ask: Ask, took_s: float, result: str) -> None:

@@ -116,6 +116,11 @@ class Sessions:
         found = (e for s in self._leases.sessions() if not s.ended for e in s.engines)
         return tuple(sorted(set(found)))
 
+    def serves(self, engine: str, *, besides: SessionId) -> bool:
+        """Say whether an engine at that address has a live session beside this one."""
+        sessions = self._leases.sessions()
+        return any(engine in s.engines for s in sessions if not s.ended and s.id != besides)
+
     def engines_of(self, session: SessionId) -> tuple[str, ...] | None:
         """Return where the engine of a session answers; None: it has ended."""
         found = self._leases.find(session)

@@ -37,6 +37,7 @@ from kvstore.store.announcing import Announcer
 from kvstore.store.caps import Caps
 from kvstore.store.deletes import Deletes, FleetDeletes
 from kvstore.store.gets import Gets
+from kvstore.store.handoff import Handoff
 from kvstore.store.hints import Hints
 from kvstore.store.history import History, time_of_day
 from kvstore.store.node import Node
@@ -180,6 +181,7 @@ class Store:
             file_leases=file_leases,
             hints=self.hints,
             request_log=log,
+            handoff=Handoff(node, self._is_own),
         )
         self.puts = Puts(node, self.hints)
         self.deletes = Deletes(node, Verifier(planner, write_behind, metrics, node.now))
@@ -254,6 +256,10 @@ class Store:
         return (
             peers.seem_to_have(spec, keys, most) if peers is not None and spec is not None else []
         )
+
+    def _is_own(self, source: str, asker: SessionId) -> bool:
+        """Say whether that is this daemon, or an engine that it serves beside the asker."""
+        return source == self.node_id or self.sessions.serves(source, besides=asker)
 
     @property
     def arena(self) -> Arena:
@@ -332,10 +338,10 @@ class Store:
         self._node.room.set()
         return held
 
-    async def erase_objects(self, timeout_s: float) -> str:
-        """Destroy the keys, and delete everything, under this store's prefix of the bucket; return
-        how far nothing of it can be read again. Raises Unavailable."""
-        return str(await self._objects.erase(timeout_s)) if self._objects is not None else "none"
+    async def end_uploads(self) -> None:
+        """Upload nothing from now on, at the end neither."""
+        if self._objects is not None:
+            await self._objects.end_uploads()
 
     def ask_room(self, ask: Callable[[int], Awaitable[None]]) -> None:
         """Ask for room before a put evicts anything: what others have borrowed comes back first."""
@@ -360,7 +366,7 @@ class Store:
         self._node.planner.eviction.write_ahead(self._node.arena.capacity_bytes // DEMOTED_AHEAD)
         if self._node.planner.dirty.count:
             self._node.write_behind.wake()
-        await self._node.arena.holes.renew()
+        self._metrics.touched_again_bytes.inc(await self._node.arena.holes.renew())
         self.caps.set_bounds()
         self.history.tick(self._publish())
 

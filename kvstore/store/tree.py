@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple
 
 from kvstore.decide.index import Index
@@ -153,10 +152,12 @@ class Tree:
     async def _draw(self) -> None:
         began = self._now()
         try:
-            keys, blocks = islice(self._index.keys(), BLOCKS_MAX), Blocks()
-            while step := list(islice(keys, STEP_BLOCKS)):
-                found = map(self._index.by_key, step)
+            blocks = Blocks()
+            for keys in self._index.walks.steps(most=STEP_BLOCKS):
+                found = map(self._index.by_key, keys[: BLOCKS_MAX - len(blocks)])
                 blocks.add(block for block in found if block is not None)
+                if len(blocks) == BLOCKS_MAX:
+                    break
                 await asyncio.sleep(0)
             left_out = max(0, len(self._index) - len(blocks))
             runs = await asyncio.to_thread(Runs, blocks, self._uses.all())

@@ -57,6 +57,28 @@ def test_ratios_bytes_and_answers_are_judged() -> None:
     assert all(check.passed for check in checks(found))
 
 
+def test_the_default_has_fields_of_its_own() -> None:
+    sides = seen(0.06, 1, 120)
+    sides["default"] = Seen(dict.fromkeys(PHASES, [answer(0.04)] * 3), [answer(0.2, 7)] * 4, 80)
+    found = numbers(sides)
+    assert (found["default_ttft_ratio_same"], found["default_chat_ttft_s"]) == (0.02, 0.2)
+    assert (found["default_chat_different_answers"], found["chat_different_answers"]) == (4, 0)
+    assert found["different_answers"] == 0
+    assert all(check.passed for check in checks(found))
+    assert "slower_than_disk" not in found
+
+
+def test_rows_in_which_the_disk_cache_is_faster_are_named() -> None:
+    sides = seen(0.06, 1, 120)
+    sides["disk"] = Seen({**sides["kvstore"].phases, "restart": [answer(0.05)] * 3}, [answer(9.0)])
+    sides["disk"].phases |= {"same": [answer(1.0)] * 3, "new_process": [answer(1.0)] * 3}
+    sides["disk"].chats *= 4
+    assert numbers(sides)["slower_than_disk"] == ["ttft_first_s", "ttft_restart_s"]
+    sides["default"] = Seen(dict.fromkeys(PHASES, [answer(0.04)] * 3), [answer(9.5)] * 4, 80)
+    found = numbers(sides)
+    assert found["default_slower_than_disk"] == ["chat_ttft_s", "chat_total_s"]
+
+
 def test_what_is_not_enough_fails() -> None:
     found = numbers(seen(0.09, 2, 200))
     assert found["different_answers"] == 3 * len(PHASES)

@@ -15,7 +15,15 @@ from kvstore.model.keys import KeyChain, root_key
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.demo.machine import describe
 from kvstore_bench.long.__main__ import main
-from kvstore_bench.long.course import SPARE_TOKENS, Answered, Course, Plan, prompt_of
+from kvstore_bench.long.course import (
+    SPARE_TOKENS,
+    TITLES,
+    Answered,
+    Course,
+    Plan,
+    is_wrong,
+    prompt_of,
+)
 from kvstore_bench.long.model import FIRST_TOKEN, TOKENS_MAX, VOCAB
 from kvstore_bench.long.picture import plot
 from kvstore_bench.long.snapshots import Snapshot, Snapshots
@@ -39,8 +47,10 @@ def course_of(tmp_path, *more: Answered) -> Course:
     course.answered += [
         answered("small_cold", LENGTHS[-1], 100.0),
         answered("small", LENGTHS[-1], 80),
+        answered("killed_save", LENGTHS[-1], 50),
     ]
     course.answered += more
+    course.snapshots.taken += [Snapshot(1.0, phase, 1, 8, 0, 0, 1, 0) for phase in TITLES]
     return course
 
 
@@ -62,6 +72,8 @@ def test_a_good_run_passes(tmp_path) -> None:
         (answered("killed_load", LENGTHS[-1], 1.0, wrong=True), "wrong"),
         (answered("file", LENGTHS[-1], 40.0), "ttft_128k_file_vs_cold"),
         (Answered("starved", LENGTHS[-1], 1.0, 100.0, 0.1, False), "loaded_share_min"),
+        (Answered("killed_save", LENGTHS[-1], 1.0, 0.0, 0.1, False), "partly_loaded_tokens_min"),
+        (Answered("small", LENGTHS[-1], 1.0, 0.0, 0.1, False), "partly_loaded_tokens_min"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -76,6 +88,29 @@ def test_what_exceeds_a_cap_hangs_or_dies_is_found(tmp_path) -> None:
     course.dead.append("engine")
     course.leases_left = 1
     assert failed(course) == {"over_cap_bytes", "hung", "engine_dead", "leases_left"}
+
+
+def test_a_phase_that_nobody_watched_fails(tmp_path) -> None:
+    course = course_of(tmp_path)
+    course.snapshots.taken = [each for each in course.snapshots.taken if each.phase != "file"]
+    assert failed(course) == {"phases_unseen"}
+    course.snapshots.taken = []
+    assert numbers_of(course)["phases_unseen"] == len(TITLES)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "answer", "own", "computed", "wrong"),
+    [
+        (64.0, (1, 2), (1, 2), (1, 2), False),
+        (64.0, (1, 3), (1, 3), (1, 2), True),  # what was loaded is in the engine's cache now
+        (64.0, (1, 3), (1, 2), (1, 2), True),
+        (64.0, (1, 2), (1, 2), None, True),
+        (0.0, (1, 3), (1, 2), (1, 2), False),
+        (0.0, (1, 3), (1, 3), (1, 2), True),
+    ],
+)
+def test_a_resumed_answer_is_that_of_what_was_computed(loaded, answer, own, computed, wrong):
+    assert is_wrong(loaded, answer, own, computed) is wrong
 
 
 def test_prompts_leave_room_for_their_answers() -> None:

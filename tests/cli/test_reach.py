@@ -105,4 +105,6 @@ def test_a_port_that_asks_for_credentials_is_said_to(tmp_path: Path) -> None:
         assert found["level"] == "ok"
         assert "each call shows a certificate or a token" in found["found"]
         assert "in the clear" in found["found"]
-        assert "prompt" not in told("status", daemon)["metrics"]["found"]
+        metrics = told("status", daemon)["metrics"]["found"]
+        assert "/metrics takes a credential" in metrics
+        assert "prompt" not in metrics

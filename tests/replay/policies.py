@@ -1,12 +1,15 @@
 """Replays recorded traces and the whole family of mixes with `lru` and `hz`, and says where `hz` is
 worst: `make policies`, or `python -m tests.replay.policies --help`. Takes minutes to hours.
 
-What is written holds each result as soon as it is known, so a run may be cut off.
+What is written holds each result as soon as it is known, so a run may be cut off. Exits with 1 if
+`hz` hits less than `lru` by more than a thousandth where KNOWN_BELOW does not say why, or by more
+than it says.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,17 @@ from kvstore.replay.mixes import MIXES, synthesize_mix
 from kvstore.replay.synth import BLOCK_TOKENS, KINDS, synthesize_trace
 
 SHARES = "0.01,0.02,0.05,0.1,0.2"
+LEAST = -0.001
+"""What `hz` may hit less than `lru`, of all prompt tokens."""
+
+_LATE = "the models take some time to see that hazard alone is wrong here"
+KNOWN_BELOW = {
+    ("agents-slow", 0.1): (-0.0021, _LATE),
+    ("agents-slow", 0.2): (-0.0032, _LATE),
+    ("chat", 0.1): (-0.0015, _LATE),
+    ("shift-chat-agents", 0.1): (-0.0026, _LATE),
+}
+"""By trace and share: the least that is known, and why."""
 
 
 def family(names: Sequence[str], requests: int, seed: int) -> Iterator[tuple[str, Workload]]:
@@ -61,13 +75,24 @@ def compare(name: str, workload: Workload, shares: Sequence[float]) -> Iterator[
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst row and how many are worse than LRU by more than a thousandth."""
+    """Return the worst row, how many are worse than LRU by more than a thousandth, and which of
+    these nothing explains."""
     worst = min(rows, key=lambda row: row["hz_minus_lru"])
     return {
         "worst": {key: worst[key] for key in ("trace", "share", "hz_minus_lru")},
-        "below": sum(row["hz_minus_lru"] < -0.001 for row in rows),
+        "below": sum(row["hz_minus_lru"] < LEAST for row in rows),
+        "unexplained": unexplained(rows),
         "rows": list(rows),
     }
+
+
+def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return which rows are below what may be, and below what is known of them."""
+    return [
+        f"{row['trace']} at {row['share']:g}: {row['hz_minus_lru']:+.5f}"
+        for row in rows
+        if row["hz_minus_lru"] < KNOWN_BELOW.get((row["trace"], row["share"]), (LEAST, ""))[0]
+    ]
 
 
 @click.command()
@@ -92,6 +117,9 @@ def main(
                 click.echo(json.dumps(row))
                 if path is not None:
                     path.write_text(json.dumps(summary(rows), indent=1) + "\n", encoding="utf-8")
+    for row in (found := unexplained(rows)):
+        click.echo(f"hz is worse than lru: {row}", err=True)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from kvstore.decide.heads import Change, Heads
 from kvstore.decide.policy.registry import BUILT_IN
 from kvstore.model.errors import InvalidRequest
-from kvstore.peer.choice import choose
 from kvstore.peer.view import View
 from kvstore.replay import Fleet, HostsResult, Setup, Workload, all_of, replay, replay_hosts
 from kvstore.replay.bounds import Bounds
@@ -170,13 +169,6 @@ def test_the_kv_router_follows_blocks_within_the_bound_on_loads() -> None:
     assert sorted(spread.route(each, []) for each in requests[:4]) == [0, 1, 2, 3]
     with pytest.raises(InvalidRequest, match="random, round-robin"):
         make_router("best", 2, seed=1, holding=lambda keys: [])
-
-
-def test_the_longest_are_asked_first_and_near_ones_of_those_alike() -> None:
-    found = [("far", 9), ("near", 8), ("shorter", 6), ("short", 3)]
-    for _ in range(10):
-        assert choose(found, is_near=lambda p: p != "far") == ["near", "far", "shorter"]
-    assert {choose(found)[0] for _ in range(50)} == {"near", "far"}
 
 
 def test_a_view_over_its_bound_knows_every_second_head_and_the_rest_at_once() -> None:

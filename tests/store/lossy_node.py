@@ -63,9 +63,11 @@ class LossyNode(Node):
         writer: str = "one",
         fine: bool = True,
         refined: bool = False,
+        adds: bool = False,
         wait_s: float = 0.0,
     ) -> tuple[Grant, list[int]]:
-        """Reserve blocks keys[begin:end] and write into their slots; return what to commit."""
+        """Reserve blocks keys[begin:end] and write into their slots; return what to commit. adds:
+        fine parts to bases that are here, too."""
         some = keys[begin:end]
         parts = BASES + FINES if fine else BASES
         items = [(part, begin + i, key) for part in parts for i, key in enumerate(some)]
@@ -80,6 +82,7 @@ class LossyNode(Node):
                 spans=tuple(Span(part, 0, len(some)) for part in parts),
                 sizes=[len(each) for each in data],
                 refined=refined,
+                bases=[checksum(each) for each in data] if adds else (),
                 wait_s=wait_s,
             )
         )
@@ -97,10 +100,13 @@ class LossyNode(Node):
         writer: str = "one",
         fine: bool = True,
         refined: bool = False,
+        adds: bool = False,
         durable: bool = False,
     ) -> Committed:
         """Put blocks keys[begin:end]."""
-        grant, sums = self.reserve(keys, begin, end, writer=writer, fine=fine, refined=refined)
+        grant, sums = self.reserve(
+            keys, begin, end, writer=writer, fine=fine, refined=refined, adds=adds
+        )
         commit = self.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=durable)
         return self.run(commit)
 

@@ -53,6 +53,7 @@ class FineMachine(RuleBasedStateMachine):
         writer=writers,
         fine=st.booleans(),
         refined=st.booleans(),
+        adds=st.booleans(),
         durable=st.booleans(),
     )
     def put(
@@ -64,22 +65,28 @@ class FineMachine(RuleBasedStateMachine):
         writer: str,
         fine: bool,
         refined: bool,
+        adds: bool,
         durable: bool,
     ) -> None:
         keys, end = chain(name), begin + count
-        done = self.node.store_blocks(
-            keys, begin, end, writer=writer, fine=fine, refined=refined, durable=durable
-        )
+        how = {"fine": fine, "refined": refined, "adds": adds, "durable": durable}
+        done = self.node.store_blocks(keys, begin, end, writer=writer, **how)
         self._stored(keys[begin:end])
         if done.durable and not done.refused:
             self.durable |= set(keys[begin:end])
 
-    @rule(name=names, first_refined=st.booleans(), second_refined=st.booleans())
-    def race(self, name: int, first_refined: bool, second_refined: bool) -> None:
-        """Two writers of the same blocks commit in the other order than they have reserved."""
+    @rule(
+        name=names,
+        first_refined=st.booleans(),
+        second_refined=st.booleans(),
+        adds=st.booleans(),
+    )
+    def race(self, name: int, first_refined: bool, second_refined: bool, adds: bool) -> None:
+        """Two writers of the same blocks commit in the other order than they have reserved. adds:
+        the first one adds its fine parts to what is here."""
         keys = chain(name)
         puts = [
-            self.node.reserve(keys, writer=writer, refined=refined)
+            self.node.reserve(keys, writer=writer, refined=refined, adds=adds and writer == "one")
             for writer, refined in zip(WRITERS, (first_refined, second_refined), strict=True)
         ]
         for grant, sums in reversed(puts):
@@ -117,7 +124,7 @@ class FineMachine(RuleBasedStateMachine):
         self.node.__exit__()
         self.node = self._open()
         self.node.recall()
-        stored = {item.key for item in self.node.store.report.scan(None, None, 1000)}
+        stored = {item.key for item in self.node.run(self.node.store.report.scan(None, None, 1000))}
         assert self.durable <= stored
         assert not self.deleted & stored
 

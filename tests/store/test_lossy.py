@@ -27,8 +27,10 @@ def test_a_fine_part_without_its_base_is_no_block() -> None:
             node.planner.recovery.add(
                 SPEC.id, frame, [(0, key, nbytes, 7)], first_block=1, parent=None
             )
-            assert [item.key for item in node.store.report.scan(None, None, 10)] == listed
-            assert [item.key for item in node.store.report.scan(SPEC.id, None, 10)] == listed
+            assert [item.key for item in node.run(node.store.report.scan(None, None, 10))] == listed
+            assert [
+                item.key for item in node.run(node.store.report.scan(SPEC.id, None, 10))
+            ] == listed
 
 
 @pytest.mark.parametrize("share", [0.25, 0.05])

@@ -74,7 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.node.__exit__()
         self.node = self._open()
         self.node.recall()
-        stored = {item.key for item in self.node.store.report.scan(None, None, 1000)}
+        stored = {item.key for item in self.node.run(self.node.store.report.scan(None, None, 1000))}
         assert self.durable <= stored
         assert not self.deleted & stored
 

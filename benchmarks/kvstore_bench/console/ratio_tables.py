@@ -88,7 +88,7 @@ TENANT_MEANINGS = {
     "bandwidth_vs_guarantee": "its reads from disk, beside its part by weight of it alone",
     "borrowed_share": "part of the free room that one tenant got",
     "given_back_s": "seconds that a GiB more took to put, because it had to be given back",
-    "cap_overshoot_bytes": "most bytes over a tier's cap, all tenants together",
+    "cap_overshoot_bytes": "most bytes over a cap, of the worst tenant and tier",
     "idle_rss_mib_each": "MiB of an idle tenant, beside its arena",
     "idle_cpu_share": "of a core, for all idle tenants",
 }

@@ -114,7 +114,10 @@ def run(
         "schema_version": SCHEMA_VERSION,
         "passed": found.passed,
         **found.numbers,
-        "checks": [asdict(check) | {"passed": check.passed} for check in found.checks],
+        "checks": [
+            asdict(check) | {"passed": check.passed, "missed": check.missed}
+            for check in found.checks
+        ],
         "phases": verdict.phase_summaries(course.book),
         "capacity": forms_verdict.capacity(course.book),
         "cold_pairs_s": course.pairs,

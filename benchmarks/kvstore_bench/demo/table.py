@@ -69,10 +69,23 @@ def _cached(counts: Mapping[str, Any] | None) -> str:
 
 def checks_table(found: Sequence[Check]) -> Table:
     table = Table(title="What must come out", title_justify="left")
-    for heading in ("field", "measured", "limit", ""):
+    promises = any(check.promised is not None for check in found)
+    for heading in ("field", "measured", "limit", *(("promised",) if promises else ()), ""):
         table.add_column(heading, justify="left" if heading in ("field", "") else "right")
     for check in found:
         sign = ">=" if check.at_least else "<="
-        mark = "[green]ok[/green]" if check.passed else "[red]FAILED[/red]"
-        table.add_row(check.field, f"{check.value:.3g}", f"{sign} {check.limit:g}", mark)
+        promised = "" if check.promised is None else f"{sign} {check.promised:g}"
+        table.add_row(
+            check.field,
+            f"{check.value:.3g}",
+            f"{sign} {check.limit:g}",
+            *((promised,) if promises else ()),
+            _mark(check),
+        )
     return table
+
+
+def _mark(check: Check) -> str:
+    if not check.passed:
+        return "[red]FAILED[/red]"
+    return "[yellow]missed[/yellow]" if check.missed else "[green]ok[/green]"

@@ -26,12 +26,19 @@ LIMITS = {
     "ttft_vs_device_hit_dram": 1.35,
     "ttft_vs_device_hit_replica": 1.35,
     "ttft_vs_device_hit_restart": 1.8,
+    "restart_extra_vs_disk": 30.0,  # a small model reads its bytes in milliseconds
     "ttft_ratio_cold_upper95": 1.10,
     "wrong_outputs": 0,
     "own_hits_none": 0.05,
     "own_hits_cold": 0.05,
     "loads_failed": 0,
     "leaks": 0,
+}
+# Stricter than the limits, which leave room for machines and models: what was missed is shown.
+PROMISED = {
+    "ttft_vs_device_hit_dram": 1.10,
+    "ttft_vs_device_hit_replica": 1.10,
+    "restart_extra_vs_disk": 1.3,
 }
 # Below these the numbers above were not measured on what their names say.
 FLOORS = {
@@ -45,17 +52,27 @@ FLOORS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number against its limit; at_least tells the direction."""
+    """One number against its limit; at_least tells the direction. promised: what it is to come to,
+    which is stricter and does not fail a run; None: the limit."""
 
     field: str
     value: float
     limit: float
     at_least: bool
+    promised: float | None = None
 
     @property
     def passed(self) -> bool:
         """Whether the number is on the right side."""
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
+        return self._holds(self.limit)
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is on the wrong side of what is promised."""
+        return self.promised is not None and not self._holds(self.promised)
+
+    def _holds(self, bound: float) -> bool:
+        return self.value >= bound if self.at_least else self.value <= bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,9 @@ def checks(numbers: dict[str, float | None], *, dtype: str = "bfloat16") -> list
     bounds += [(field, limit, True) for field, limit in floors.items()]
     found = [(field, numbers.get(field), limit, at_least) for field, limit, at_least in bounds]
     return [
-        Check(field, value, limit, up) for field, value, limit, up in found if value is not None
+        Check(field, value, limit, up, PROMISED.get(field))
+        for field, value, limit, up in found
+        if value is not None
     ]
 
 

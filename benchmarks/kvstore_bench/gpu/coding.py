@@ -79,7 +79,7 @@ def _measure(
 
 
 def _arrived(made: OnDevice) -> Arrived:
-    base, fine = made
+    base, fine = made.base, made.fine
     return Arrived(base.begin, base.nbytes, *(fine or ()))
 
 

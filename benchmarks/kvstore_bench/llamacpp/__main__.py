@@ -26,7 +26,11 @@ from kvstore_bench.llamacpp.workload import Shape
 EXIT_FAILED, EXIT_IMPOSSIBLE = 1, 2
 SCHEMA_VERSION = 1
 SHAPE = Shape()
-TITLES = {"kvstore": "kvstore", "disk": "LlamaDiskCache"}
+TITLES = {
+    "kvstore": "kvstore, exact=True",
+    "default": "kvstore, exact=False, the default",
+    "disk": "LlamaDiskCache",
+}
 
 
 @click.command()
@@ -128,7 +132,7 @@ def show(result: Mapping[str, Any], seen: Mapping[str, Seen], judged: Sequence[C
     table.add_column("conversations [s]", justify="right")
     table.add_column("stored [MB]", justify="right")
     table.add_column("other answers", justify="right")
-    for system in seen.keys() - {"none"}:
+    for system in (each for each in SYSTEMS if each in seen and each != "none"):
         name = "" if system == "kvstore" else f"{system}_"
         times = [f"{result[f'{name}ttft_{phase}_s']:.3f}" for phase in PHASES]
         table.add_row(
@@ -142,6 +146,9 @@ def show(result: Mapping[str, Any], seen: Mapping[str, Seen], judged: Sequence[C
     for check in judged:
         mark = "ok" if check.passed else "FAILED"
         to.print(f"{check.field}: {check.value:.3g} (at most {check.limit:g}) {mark}")
+    for field in ("slower_than_disk", "default_slower_than_disk"):
+        if field in result:
+            to.print(f"{field}: {', '.join(result[field]) or 'nowhere'}")
 
 
 def _site(console: Console) -> Path:

@@ -17,7 +17,8 @@ from kvstore_bench.llamacpp.workload import Shape, Workload, build, text, turns
 
 Say = Callable[[str], None]
 
-SYSTEMS = ("none", "kvstore", "disk")
+SYSTEMS = ("none", "kvstore", "default", "disk")
+OURS = ("kvstore", "default")
 PHASES = ("first", "same", "new_process", "restart")
 
 
@@ -69,16 +70,17 @@ class Course:
             workload = build(self._plan.shape, tokens[1:], tokens[:1])
             seen = {"none": Seen({"first": self._asked(engine, workload.prompts, "none, first")})}
             seen["none"].chats = self._chatted(engine, workload, "none")
-        if "kvstore" in self._plan.systems:
-            seen["kvstore"] = self._kvstore(workload)
+        for system in OURS:
+            if system in self._plan.systems:
+                seen[system] = self._kvstore(workload, system)
         if "disk" in self._plan.systems:
             seen["disk"] = self._disk(workload)
         return seen
 
-    def _kvstore(self, workload: Workload) -> Seen:
+    def _kvstore(self, workload: Workload, system: str) -> Seen:
         plan = self._plan
         with Daemon(
-            f"file.path={self._scratch / 'file'}",
+            f"file.path={self._scratch / system}",
             f"file.capacity={plan.file_bytes}",
             "file.segment=256MiB",
             f"dram.capacity={plan.dram_bytes}",
@@ -87,13 +89,15 @@ class Course:
             daemon.start()
 
             def engine() -> Engine:
-                return self._engine("kvstore", daemon.target)
+                return self._engine(system, daemon.target)
 
             def kill() -> None:
                 daemon.kill()
                 daemon.start()
 
-            return self._phases("kvstore", engine, workload, kill)
+            seen = self._phases(system, engine, workload, kill)
+        shutil.rmtree(self._scratch / system)
+        return seen
 
     def _disk(self, workload: Workload) -> Seen:
         folder = self._scratch / "disk"
@@ -139,7 +143,7 @@ class Course:
     def _stored(self, system: str, engine: Engine) -> int:
         """Return the bytes that are stored: of an engine's records, or in a folder."""
         stored = engine.flush().stored_bytes
-        return stored if system == "kvstore" else _folder_nbytes(self._scratch / "disk")
+        return stored if system in OURS else _folder_nbytes(self._scratch / "disk")
 
     def _asked(self, engine: Engine, prompts: Sequence[list[int]], title: str) -> list[Answer]:
         answers = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore_bench.llamacpp.course import PHASES, Seen
+from kvstore_bench.llamacpp.course import OURS, PHASES, Seen
 
 LIMITS = {
     "ttft_ratio_same": 0.04,
@@ -16,6 +16,8 @@ LIMITS = {
     "bytes_vs_snapshots": 0.4,
     "different_answers": 0,
 }
+ROWS = (*(f"ttft_{phase}_s" for phase in PHASES), "chat_ttft_s", "chat_total_s")
+"""What is compared with the disk cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,11 @@ class Check:
 
 
 def numbers(seen: Mapping[str, Seen]) -> dict[str, Any]:
-    """Return medians, ratios to the time without a cache, bytes, and answers that differ."""
+    """Return medians, ratios to the time without a cache, bytes, answers that differ, and where the
+    disk cache was faster.
+
+    Fields of the exact cache have no prefix, those of others default_ and disk_.
+    """
     none = seen["none"]
     cold = _median(none, "first")
     found: dict[str, Any] = {"ttft_cold_s": cold}
@@ -49,6 +55,7 @@ def numbers(seen: Mapping[str, Seen]) -> dict[str, Any]:
         found[f"{name}chat_bytes"] = each.chat_bytes
         found[f"{name}chat_total_s"] = sum(answer.total_s for answer in each.chats)
         found[f"{name}different_answers"] = _different(none, each)
+        found[f"{name}chat_different_answers"] = _different_chats(none, each)
     found["chat_none_ttft_s"] = _chat_median(none)
     found["chat_snapshot_bytes"] = sum(answer.state_bytes for answer in none.chats)
     if "kvstore" in seen:
@@ -57,6 +64,12 @@ def numbers(seen: Mapping[str, Seen]) -> dict[str, Any]:
             phase: [answer.loaded_tokens for answer in answers]
             for phase, answers in seen["kvstore"].phases.items()
         }
+    for system in OURS:
+        if {system, "disk"} <= seen.keys():
+            name = "" if system == "kvstore" else f"{system}_"
+            found[f"{name}slower_than_disk"] = [
+                row for row in ROWS if found[f"{name}{row}"] >= found[f"disk_{row}"]
+            ]
     return found
 
 
@@ -81,7 +94,12 @@ def _different(none: Seen, other: Seen) -> int:
         for answers in other.phases.values()
         for answer, expected in zip(answers, wanted, strict=True)
     )
-    return differ + sum(
+    return differ + _different_chats(none, other)
+
+
+def _different_chats(none: Seen, other: Seen) -> int:
+    """The same of the conversations: what follows a different answer has another prompt."""
+    return sum(
         answer.answer != expected.answer
         for answer, expected in zip(other.chats, none.chats, strict=True)
     )

@@ -19,8 +19,8 @@ READY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """system: none, kvstore or disk. place: the daemon's target, or the folder of the disk cache.
-    cache_bytes: what the disk cache may hold."""
+    """system: none, kvstore (exact), default (kvstore, not exact) or disk. place: the daemon's
+    target, or the folder of the disk cache. cache_bytes: what the disk cache may hold."""
 
     model: str
     system: str
@@ -68,10 +68,14 @@ class Model:
             verbose=False,
         )
         self.cache: Any = None
-        if setup.system == "kvstore":
+        if setup.system in ("kvstore", "default"):
             from kvstore_llamacpp import KVStoreCache
 
-            self.cache = KVStoreCache(self.llama, setup.place, exact=True)
+            self.cache = (
+                KVStoreCache(self.llama, setup.place, exact=True)
+                if setup.system == "kvstore"
+                else KVStoreCache(self.llama, setup.place)
+            )
             if not self.cache.wait_ready(READY_S):
                 raise RuntimeError("the model's file was not hashed in time")
         # The first tokens of a process read the model's file.

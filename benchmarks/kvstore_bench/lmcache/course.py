@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,18 @@ from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from kvstore_bench.lmcache.engine import Engine, Shape
+from kvstore_bench.lmcache.loads import Found
 from kvstore_bench.lmcache.server import Server
 
-PARAMS = {"page_mib_max": 4}
+PARAMS = {"page_mib_max": 4, "weights_id": "by-name"}
 DAEMON = ("dram.capacity=512MiB", "dram.extent=256MiB", "file.capacity=4GiB")
 SHAPE = Shape(chunks=32, chunk_tokens=64)
 STOP_S = 3.0  # longer than the client waits for a ping
 BASELINE_LOOKUPS = 200
 SETTLE_S = 60.0
-AGAIN_S = 5.0
-AGAIN_EVERY_S = 0.05
 ABSENT = 1 << 20  # the first request that nobody stores
 
 Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Found:
-    """Chunks, over all loads. late: missed at first, because a lookup was given up at its deadline,
-    or the daemon had only just come back; lost: not found in AGAIN_S either."""
-
-    verified: int = 0
-    late: int = 0
-    wrong: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
 
 
 class Course:
@@ -142,28 +130,22 @@ class Course:
         began = time.perf_counter()
         lost = 0
         for number in range(requests):
-            found, wrong = engine.load(number)
-            self._found.late += SHAPE.chunks - found
-            until_s = time.monotonic() + AGAIN_S
-            while found < SHAPE.chunks and time.monotonic() < until_s:
-                time.sleep(AGAIN_EVERY_S)
-                found, wrong = engine.load(number)
-            lost += SHAPE.chunks - found
-            self._found.wrong += wrong
-            self._found.verified += found - wrong
+            lost += self._found.load_all(partial(engine.load, number), SHAPE.chunks)
             self._say(f"after SIGKILL of {killed}: lost {lost}")
         self._found.lost[killed] = lost
         return time.perf_counter() - began
 
     def _wait_found(self, engine: Engine) -> None:
         """Wait until LMCache's client has found the daemon that was started again."""
-        until(lambda: engine.load(self._requests - 1).found, SETTLE_S)
+        load = partial(engine.load, self._requests - 1)
+        until(lambda: self._found.load(load).found, SETTLE_S)
 
     def _stop_and_go(self, engine: Engine, daemon: Daemon) -> dict[str, Any]:
         """Stop the daemon, and see by how much LMCache's lookups are later than before."""
         absent = iter(range(ABSENT, ABSENT << 1))
         usual = sorted(engine.lookup_s(next(absent)) for _ in range(BASELINE_LOOKUPS))
         usual_s = statistics.median(usual)
+        load = partial(engine.load, self._requests // 2)
         first: list[float] = []
         after: list[float] = []
         back: list[float] = []
@@ -176,7 +158,7 @@ class Course:
                     after.append(engine.lookup_s(next(absent)) - usual_s)
             finally:
                 os.kill(daemon.pid, signal.SIGCONT)
-            back.append(until(lambda: engine.load(self._requests // 2).found, SETTLE_S))
+            back.append(until(lambda: self._found.load(load).found, SETTLE_S))
             self._say(f"stopped: {1e3 * max(first):.0f} ms")
         return {
             "lookup_ms": {

@@ -16,6 +16,7 @@ from lmcache.cli.commands.bench.server_bench.client import ServerBenchClient
 from lmcache.cli.commands.bench.server_bench.config import BenchConfig
 
 from kvstore.model.errors import Unavailable
+from kvstore_bench.lmcache.loads import Loaded
 
 BLOCK_TOKENS = 16
 POLL_S = 0.001
@@ -35,13 +36,6 @@ class Shape(NamedTuple):
     @property
     def blocks(self) -> int:
         return self.tokens // BLOCK_TOKENS
-
-
-class Loaded(NamedTuple):
-    """What became of one request: chunks that were found, and of these that were wrong."""
-
-    found: int
-    wrong: int
 
 
 class Engine:

@@ -1,14 +1,16 @@
 """The phases of a run with long prompts, in order.
 
-One engine whose answers are compared with its own: after each resumed answer the prompt is asked
-again, which is a hit in the engine's own prefix cache, and both must be equal.
+What is resumed is compared with what was computed: where nothing is stored, each prompt is asked
+twice, and the second answer, a hit in the engine's own prefix cache, is kept. It must be that of
+each later answer to the prompt, and of the hit in the engine's own cache right after it.
 
     cold         nothing is stored: each length once
     dram         the engine's own cache emptied before each
     file         the daemon stopped and started again before each pass
     restart      engine and daemon killed (SIGKILL), both started again
     small        an arena of a quarter of the longest prompt
-    killed_save  the engine killed while it saves
+    killed_cold  without a daemon: another prompt, which is not stored
+    killed_save  the engine killed while it saves that prompt
     killed_load  the engine killed while it loads
     starved      a second engine stopped while it loads, for longer than its lease; `beside` is
                  what the first one answers meanwhile
@@ -21,13 +23,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvstore import Client
 from kvstore.model.errors import Unavailable
+from kvstore.testing.wait import until
 from kvstore_bench.chat.metrics import server_counts
 from kvstore_bench.demo.asker import Alone
 from kvstore_bench.demo.daemon import Daemon
@@ -49,6 +52,7 @@ STOPPED_S = 12.0
 ATTEMPTS = 10
 MOMENT_S = 240.0  # until half of a prompt is stored
 WARM_UP_TOKENS = 2048
+SEEN_WITHIN_S = 10.0
 TITLES = {
     "cold": "cold: nothing is stored",
     "dram": "resumed from DRAM",
@@ -93,7 +97,8 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One answer. loaded_tokens: those that the connector loaded. own_ttft_s: of the same prompt,
-    as a hit in the engine's own cache. wrong: that says something else."""
+    as a hit in the engine's own cache. wrong: that, or what was kept when the prompt was computed,
+    says something else."""
 
     phase: str
     length: int
@@ -120,6 +125,7 @@ class Course:
     _engine: Engine | None = None
     _daemon: Daemon | None = None
     _dram_nbytes: int = 0
+    _computed: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
     # ---- the phases ------------------------------------------------------------------------------
 
@@ -150,6 +156,7 @@ class Course:
         self._small_arena()
         self._killed()
         self._starved()
+        self._see_phase()
 
     def _small_arena(self) -> None:
         """Store the longest prompt through an arena that holds a part of it, and load it."""
@@ -164,7 +171,11 @@ class Course:
     def _killed(self) -> None:
         """Kill the engine half way through a save, and half way through a load."""
         longest = self.plan.lengths[-1]
+        self._see_phase()
+        self.snapshots.watch("")
         self._daemon_now.child.stop()
+        self._engine_now.forget_prefixes()
+        self._ask("killed_cold", longest, seed=2)
         self._start_daemon(CAP_ROOM * self.plan.longest_nbytes)
         self._say("killed_save")
         half = self._resident_blocks() + longest // BLOCK_TOKENS // 2
@@ -237,8 +248,9 @@ class Course:
             self._failed(engine, f"{phase}, {length} tokens: {error}")
             return
         loaded = sources.get("external_kv_transfer", 0.0)
-        # A prompt that is computed as a whole rounds differently from one that is resumed.
-        wrong = bool(loaded) and reply.tokens != own.tokens
+        if not loaded:
+            self._computed.setdefault((length, seed), own.tokens)
+        wrong = is_wrong(loaded, reply.tokens, own.tokens, self._computed.get((length, seed)))
         self.answered.append(Answered(phase, length, reply.ttft_s, loaded, own.ttft_s, wrong))
 
     def _failed(self, engine: Engine, reason: str) -> None:
@@ -261,8 +273,15 @@ class Course:
         return thread
 
     def _say(self, phase: str) -> None:
+        self._see_phase()
         self.snapshots.phase = phase
         self.progress.say(TITLES[phase])
+
+    def _see_phase(self) -> None:
+        """Wait until there is a snapshot of the phase; without one the run fails in the end."""
+        if self.snapshots.phase:
+            with suppress(TimeoutError):
+                until(lambda: self.snapshots.phase in self.snapshots.phases, SEEN_WITHIN_S)
 
     # ---- processes -------------------------------------------------------------------------------
 
@@ -315,6 +334,24 @@ class Course:
             while (left := int(client.admin.stats()["leases"])) and time.monotonic() < deadline:
                 time.sleep(0.1)
         return left
+
+
+def is_wrong(
+    loaded_tokens: float,
+    answer: Sequence[int],
+    own: Sequence[int],
+    computed: Sequence[int] | None,
+) -> bool:
+    """Say whether an answer is wrong. own: of the engine's own hit right after it, which is one on
+    the blocks that were just loaded. computed: of the engine's own hit on blocks that it had
+    computed; None: not known, which is wrong where anything was loaded.
+
+    A prompt that is computed as a whole rounds differently from one that is resumed, so of that the
+    hit alone is compared.
+    """
+    if not loaded_tokens:
+        return own != computed
+    return not answer == own == computed
 
 
 def prompt_of(tokens: int, seed: int) -> list[int]:

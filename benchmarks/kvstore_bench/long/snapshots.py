@@ -69,6 +69,11 @@ class Snapshots:
                     raise Unavailable(f"{self.phase}: the moment has not come in {timeout_s:.0f} s")
         return True
 
+    @property
+    def phases(self) -> set[str]:
+        """Those of which there is a snapshot."""
+        return {each.phase for each in list(self.taken)}
+
     def rows(self) -> list[dict[str, Any]]:
         """Return all snapshots as JSON takes them."""
         return [asdict(each) for each in self.taken]

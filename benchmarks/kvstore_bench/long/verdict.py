@@ -7,11 +7,12 @@ from statistics import median
 from typing import Any
 
 from kvstore_bench.demo.verdict import Check
-from kvstore_bench.long.course import Answered, Course
+from kvstore_bench.long.course import BLOCK_TOKENS, TITLES, Answered, Course
 
 LOADED_SHARE_MIN = 0.99  # of a resumed prompt, where there is room for it
 RATIOS_MAX = {"dram": 0.03, "file": 0.06, "restart": 0.08}  # TTFT of the longest prompt over cold
 ROOMY = ("dram", "file", "restart", "killed_load", "starved", "beside")
+PARTLY = ("small", "killed_save")  # a part of the prompt is stored
 
 
 def numbers_of(course: Course) -> dict[str, Any]:
@@ -36,6 +37,12 @@ def numbers_of(course: Course) -> dict[str, Any]:
     fields["loaded_share_min"] = min(
         each.loaded_tokens / each.length for each in course.answered if each.phase in ROOMY
     )
+    partly = {
+        phase: [each.loaded_tokens for each in course.answered if each.phase == phase]
+        for phase in PARTLY
+    }
+    fields["partly_loaded_tokens_min"] = min(min(each, default=0.0) for each in partly.values())
+    fields["phases_unseen"] = len(TITLES.keys() - course.snapshots.phases)
     fields["wrong"] = sum(each.wrong for each in course.answered)
     fields["hung"] = len(course.hung)
     fields["engine_dead"] = len(course.dead)
@@ -49,11 +56,17 @@ def numbers_of(course: Course) -> dict[str, Any]:
 def checks_of(fields: dict[str, Any], longest: int, leaks: Sequence[str]) -> list[Check]:
     """Judge the fields. longest: tokens of the longest prompt."""
     name = f"{longest >> 10}k"
-    none = ("wrong", "hung", "engine_dead", "over_cap_bytes", "leases_left")
+    none = ("wrong", "hung", "engine_dead", "over_cap_bytes", "phases_unseen", "leases_left")
     ratios = {f"ttft_{name}_{phase}_vs_cold": most for phase, most in RATIOS_MAX.items()}
     return [
         *(Check(field, fields[field], most, at_least=False) for field, most in ratios.items()),
         Check("loaded_share_min", fields["loaded_share_min"], LOADED_SHARE_MIN, at_least=True),
+        Check(
+            "partly_loaded_tokens_min",
+            fields["partly_loaded_tokens_min"],
+            BLOCK_TOKENS,
+            at_least=True,
+        ),
         *(Check(field, fields[field], 0, at_least=False) for field in none),
         Check("leaks", len(leaks), 0, at_least=False),
     ]

@@ -19,6 +19,7 @@ from kvstore_lmcache.compat import TESTED
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import parse_settings
 
+WEIGHTS = "by-name"
 ARENA_ROUNDS = 4  # a client moves a quarter of an arena at once: a round in one go
 
 
@@ -36,6 +37,7 @@ class OverKVStore(Manager):
         params = {
             "target": self._daemon.target,
             "page_mib_max": max(1, place.blocks.nbytes >> 20),
+            "weights_id": WEIGHTS,
             "lookup_deadline_s": WAIT_S,
             "load_deadline_s": WAIT_S,
             "save_deadline_s": WAIT_S,
@@ -55,7 +57,7 @@ class OverKVStore(Manager):
     def put(self, keys: Sequence[bytes]) -> None:
         super().put(keys)
         names = map(_object_key_to_string, object_keys(keys))
-        self._stored = [self._names.object_place(name) for name in names]
+        self._stored = [self._names.object_place(name, WEIGHTS) for name in names]
 
     def settle(self) -> None:
         if not self._admin.admin.flush(WAIT_S):

@@ -5,11 +5,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvstore.model.errors import Unavailable
 from kvstore_bench.demo.book import Book
 from kvstore_bench.demo.disk import PIECE_NBYTES, PlainReads
 from kvstore_bench.demo.engine import Reply
+from kvstore_bench.demo.table import checks_table
 from kvstore_bench.demo.verdict import (
     LIMITS,
     checks,
@@ -75,6 +77,31 @@ def test_a_ratio_above_its_limit_fails() -> None:
 def test_a_ratio_at_its_limit_passes() -> None:
     limit = LIMITS["ttft_ratio_dram"]
     assert all(check.passed for check in checks({"ttft_ratio_dram": limit}))
+
+
+def test_what_is_promised_is_shown_as_missed_and_does_not_fail(capsys) -> None:
+    numbers = {
+        "ttft_vs_device_hit_dram": 1.2,
+        "ttft_vs_device_hit_replica": 1.05,
+        "restart_extra_vs_disk": 2.0,
+    }
+    found = checks(numbers)
+    assert all(check.passed for check in found)
+    assert {check.field: check.promised for check in found if check.missed} == {
+        "ttft_vs_device_hit_dram": 1.10,
+        "restart_extra_vs_disk": 1.3,
+    }
+    Console(width=200).print(checks_table(found))
+    lines = capsys.readouterr().out.splitlines()
+    (dram,) = (line for line in lines if "ttft_vs_device_hit_dram" in line)
+    assert "1.35" in dram
+    assert "1.1 " in dram
+    assert "missed" in dram
+
+
+@pytest.mark.parametrize("field", ["ttft_vs_device_hit_dram", "restart_extra_vs_disk"])
+def test_what_is_far_beyond_a_promise_fails(field: str) -> None:
+    assert [check.passed for check in checks({field: 40.0})] == [False]
 
 
 def test_too_few_loads_fail_however_fast_it_was() -> None:
