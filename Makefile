@@ -122,13 +122,15 @@ fuzz: setup ## send hostile bytes to every parser for FUZZ_SECONDS; writes build
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --json build/fuzz.json $(ARGS)
 
-test-vllm-matrix: setup ## the connector's tests on every version of vLLM it supports, each in its own environment
+test-vllm-matrix: setup ## the connector's tests on every version of vLLM it supports, each in its own environment, and on the signatures of the newest
 	for version in $(VLLM_VERSIONS); do \
 	  benchmarks/vllm_cpu/setup.sh $$version || exit 1; \
 	done
 	failed=; for venv in $(VLLM_VERSIONS:%.0=.venv-vllm-%) .venv; do \
 	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
-	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
+	done; \
+	$(BIN)/python -m pytest tests/connectors/vllm/test_contract.py || failed="$$failed contract"; \
+	[ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
 
 test-newest: setup ## the connectors' tests on the newest vLLM for the CPU, transformers, LMCache, SGLang; writes build/test-newest.json
 	$(BIN)/python -m tests.newest $(ARGS)

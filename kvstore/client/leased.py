@@ -6,6 +6,7 @@ matches its checksum. What is copied is then this process's own, whatever become
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -16,9 +17,12 @@ from kvstore.client.async_client import AsyncClient
 from kvstore.client.blocking import Client
 from kvstore.model.block import BlockKey, Grant, Namespace, Part
 from kvstore.model.checksum import copies_out
-from kvstore.model.errors import CorruptBlock, Unavailable
+from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 
 logger = logging.getLogger(__name__)
+
+DOUBT_S = 0.1
+"""For the client's own thread to note that the daemon is late."""
 
 PROMOTION_SHARE = 0.75
 """Of the deadline: how long slower tiers may take, so that the answer itself is not late."""
@@ -152,7 +156,9 @@ def answer_in(client: Client, asked: Future[T], deadline_s: float) -> T:
     try:
         return asked.result(deadline_s)
     except Late:
-        client.submit(lambda remote: remote.doubt())
+        doubted = client.submit(lambda remote: remote.doubt())
+        with contextlib.suppress(Late, KVStoreError):
+            doubted.result(DOUBT_S)  # the caller's next question finds it noted
         raise Unavailable(f"no answer in {deadline_s:g} s") from None
 
 

@@ -33,6 +33,7 @@ class Ask:
     waits: Waits = field(default_factory=lambda: Waits(float), compare=False)  # what it waited for
     tells_pace: bool = False  # the client itself did
     is_guest: bool = False  # of another tenant: what it found is all that is noted
+    raced_from: float = 0.0  # when it began to compete with computing; 0: when it began
 
     @property
     def look_until(self) -> float:
@@ -40,7 +41,7 @@ class Ask:
         if not self.recompute_s_per_block:
             return math.inf
         blocks = len(self.keys) - self.skip_blocks
-        return self.began + PATIENCE * blocks * self.recompute_s_per_block
+        return (self.raced_from or self.began) + PATIENCE * blocks * self.recompute_s_per_block
 
     def stakes(self, match: Match) -> Stakes | None:
         """Return what bringing up all of `match` competes with; None if that was not told."""
@@ -49,4 +50,4 @@ class Ask:
         saved = match.hit_blocks - max(self.skip_blocks, match.resident_blocks)
         prompt = len(self.keys) - self.skip_blocks
         pace = self.recompute_s_per_block
-        return Stakes(saved * pace, prompt * pace, self.began)
+        return Stakes(saved * pace, prompt * pace, self.raced_from or self.began)

@@ -63,11 +63,12 @@ class Walks:
         shapes, shape_of = self._blocks.shapes, self._blocks.shape_of
         found: list[int] = []  # a heap: when a block came, and its row
         for rows in self._row_steps():
+            later = self.added - now & ORDER_MAX  # how many have come meanwhile
             for row in rows:
                 shape = shapes[shape_of[row]]
                 if shape is None or shape.has_unwritten:
-                    age = now - orders[row] & ORDER_MAX
-                    if age <= ORDER_MAX >> 1:  # else it has come meanwhile
+                    if self.added - orders[row] & ORDER_MAX >= later:  # it was there
+                        age = now - orders[row] & ORDER_MAX
                         heappush(found, (ORDER_MAX - age) << 32 | row)
             yield []
         kept_by, keys = self._rows.kept_by, self._rows.keys

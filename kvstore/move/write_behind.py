@@ -205,8 +205,13 @@ class WriteBehind:
 
     async def _is_written(self, deadline: float) -> bool:
         """Wait until all that was queued is written. False: some is not."""
-        settled = await self.settle(self._planner.dirty.last, deadline)
-        return settled and not self._planner.dirty.any_failed
+        dirty = self._planner.dirty
+        while True:
+            retried = dirty.retried
+            if not await self.settle(dirty.last, deadline) or dirty.any_failed:
+                return False
+            if dirty.retried == retried:
+                return True  # else what had failed was queued anew, by somebody else's flush
 
     async def bury(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

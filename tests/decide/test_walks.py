@@ -92,6 +92,15 @@ def test_what_is_not_written_keeps_its_order_when_numbers_begin_anew() -> None:
     assert unwritten(index) == [key(at) for at in range(1, 8)]
 
 
+def test_what_is_not_written_is_told_however_many_came_since() -> None:
+    index = Index()
+    add(index, 1)
+    index.walks.added += (ORDER_MAX >> 1) + 5
+    add(index, 2)
+    assert unwritten(index) == [key(1), key(2)]
+    assert unwritten(index, index.walks.added - 1) == [key(1)]
+
+
 def test_what_leaves_or_comes_while_the_oldest_is_looked_for_is_left_out() -> None:
     index = indexed()
     steps = index.walks.unwritten()

@@ -84,6 +84,7 @@ class _Asked:
 
     def others(self) -> None:
         """Match and put while somebody else asks for what concerns all blocks; then clear."""
+        self.forget()
         admin = self._client.admin
         numbers = range(1, REPEATS + 1)
         self._beside("stats", lambda: [admin.stats() for _ in range(REPEATS)])
@@ -92,6 +93,10 @@ class _Asked:
         self._beside("flush", lambda: [admin.flush() for _ in range(REPEATS)])
         admin.clear()
         self.note("clear")
+
+    def forget(self) -> None:
+        """Begin anew to look for the longest pause."""
+        self._heartbeat.reset()
 
     def note(self, what: str) -> None:
         """Note the longest pause of the daemon's loop since the last note, by what it did."""
@@ -151,6 +156,8 @@ def run(plan: IndexPlan, say: Say) -> dict[str, Any]:
                 sides[policy] = stack.enter_context(_asked(policy, plan, blocks))
                 sides[policy].fill()
         say(f"{plan.samples:,} prefixes of {PREFIX_BLOCKS} blocks, matched and put")
+        for each in asked.values():
+            each.forget()  # what its loop did while the others were started
         for _ in range(plan.samples):
             for each in (*asked.values(), *tenths.values()):
                 each.sample()

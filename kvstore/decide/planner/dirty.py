@@ -25,6 +25,7 @@ class DirtyRecords:
         self._queue: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
         self._since: OrderedDict[int, float] = OrderedDict()  # sequence -> when it was committed
         self._failed: dict[tuple[BlockKey, Part], StoredPart] = {}
+        self.retried = 0  # records that had failed, and were queued anew
 
     @property
     def count(self) -> int:

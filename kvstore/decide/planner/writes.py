@@ -101,6 +101,7 @@ class Writes:
                 unwritten = record.resident is not None and record.frame is None
                 if block and alive and unwritten and not record.dirty:
                     dirty.add(block, part, record)
+                    dirty.retried += 1
             yield
 
 

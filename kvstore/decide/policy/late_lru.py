@@ -18,7 +18,8 @@ from kvstore.model.block import BlockKey
 BLOCK_ROWS = 8  # looked at for each block that comes, or when one is to leave
 REQUEST_ROWS = 128
 STEP_ROWS = 1024  # where nothing is known that could leave, and at first
-WALK_ROWS_MAX = 8 * STEP_ROWS  # by one walk
+WALK_ROWS_MAX = 8 * STEP_ROWS  # by one walk that has found some
+SEARCH_ROWS_MAX = 16 * WALK_ROWS_MAX  # by one that has found none yet: some 20 ms, once
 
 Links = Iterable[tuple[BlockKey, BlockKey | None]]
 
@@ -88,7 +89,8 @@ class LateLru(TailFirstLru):
             return
         passed, looked_at = set[BlockKey](), 0
         while True:
-            is_last = self._knows_all or looked_at >= WALK_ROWS_MAX
+            most = WALK_ROWS_MAX if passed else SEARCH_ROWS_MAX
+            is_last = self._knows_all or looked_at >= most
             for key in self._walk(RING if is_last else FOUND):
                 if key not in passed:
                     passed.add(key)

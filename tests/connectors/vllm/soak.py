@@ -35,6 +35,7 @@ from tests.connectors.vllm.soak_verdict import (
     QUARTERS,
     Sample,
     failures,
+    growth_in_life,
     growth_of,
     line_of,
     reports_of,
@@ -179,6 +180,7 @@ class Soak:
             "evicted_blocks": self._evicted,
             "reports": reports,
             "growth": growth_of(reports) if len(reports) == QUARTERS else {},
+            "growth_in_life": growth_in_life(self._samples, seconds),
             "rss_anon_mib": {
                 name: [getattr(each, name)["rss_anon_bytes"] >> 20 for each in self._samples]
                 for name in ("engine", "daemon")

@@ -78,10 +78,26 @@ def growth_of(reports: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return by how much the last quarter lies above the second one; the first is warm-up.
 
     memory_share: of the second one's memory."""
-    second, last = reports[1], reports[-1]
+    return _growth(reports[1], reports[-1])
+
+
+def growth_in_life(samples: Sequence[Sample], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the same from the first half of the second quarter to the other: nobody was killed
+    before. Processes of the last quarter are young, and have leaked little. Nothing, if there was
+    no look in one of them."""
+    eighths = [
+        [each for each in samples if at <= 8 * each.at_s / seconds < at + 1] for at in (2, 3)
+    ]
+    if not all(eighths):
+        return {}
+    early, late = (report_of(each, 0.0) for each in eighths)
+    return _growth(early, late)
+
+
+def _growth(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, dict[str, float]]:
     growth: dict[str, dict[str, float]] = {}
     for name in PROCESSES:
-        before, after = second[name], last[name]
+        before, after = earlier[name], later[name]
         growth[name] = {what: after[what] - before[what] for what in before}
         growth[name]["memory_share"] = after[MEMORY] / before[MEMORY] - 1
     return growth
@@ -95,7 +111,10 @@ def failures(report: dict[str, Any]) -> list[str]:
     if len(report["reports"]) < QUARTERS:
         found.append(f"only {len(report['reports'])} of {QUARTERS} quarters were seen")
         return found
-    for name, growth in growth_of(report["reports"]).items():
+    if not report["growth_in_life"]:
+        found.append("no process was seen twice before the first kill")
+    lives = [*growth_of(report["reports"]).items(), *report["growth_in_life"].items()]
+    for name, growth in lives:
         long = report["seconds"] >= LONG_S
         most = {"descriptors": 0, "extents": 0, "threads": 0 if long else THREADS_SHORT_MAX}
         found += [

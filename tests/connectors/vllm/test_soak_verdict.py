@@ -11,6 +11,7 @@ from tests.connectors.vllm.soak_verdict import (
     NONE_MAY_BE,
     Sample,
     failures,
+    growth_in_life,
     growth_of,
     line_of,
     reports_of,
@@ -31,6 +32,7 @@ def report(samples: list[Sample], **more: Any) -> dict[str, Any]:
     used = {"finished": 9, "saved_blocks": 9, "loads": 9, "kept": 9}
     kills = {"daemon": 2, "engine": 1}
     reports = reports_of(samples, SECONDS)
+    found |= {"growth_in_life": growth_in_life(samples, SECONDS)}
     return {"seconds": SECONDS, **found, **used, "kills": kills, "reports": reports, **more}
 
 
@@ -64,6 +66,23 @@ def test_a_quarter_has_medians_a_hit_ratio_and_p99() -> None:
 )
 def test_growth_from_the_second_quarter_to_the_last_fails(last, what) -> None:
     assert failures(report(looks(**last))) == [what]
+
+
+@pytest.mark.parametrize(
+    ("leak", "what"),
+    [
+        ({"rss_anon_bytes": 103 * MIB}, "engine grew by 3.0 %"),
+        ({"descriptors": 31}, "engine leaks descriptors: 1"),
+    ],
+)
+def test_a_leak_of_a_process_that_is_killed_later_fails(leak, what) -> None:
+    """Those that come after it are young."""
+    samples = looks()
+    samples[3] = look(samples[3].at_s, **leak)
+    assert failures(report(samples)) == [what]
+    assert failures(report([*samples[:3], *samples[4:]])) == [
+        "no process was seen twice before the first kill"
+    ]
 
 
 def test_a_short_run_may_warm_up() -> None:
