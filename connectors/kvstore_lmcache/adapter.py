@@ -35,7 +35,7 @@ from kvstore.client.pages import Pages, Place, connect
 from kvstore_lmcache.compat import check_version
 from kvstore_lmcache.names import Names, Owner
 from kvstore_lmcache.settings import Settings, parse_settings
-from kvstore_lmcache.weights import Weights
+from kvstore_lmcache.weights import ADVICE, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,17 @@ class Adapter(ConnectorAdapter):  # type: ignore[misc] # LMCache is not checked
         return url.startswith(SCHEME) and extract_plugin_type(url[len(SCHEME) :]) == PLUGIN
 
     def create_connector(self, context: ConnectorContext) -> RemoteConnector:
-        """Raises ConfigError, Incompatible: LMCache logs them, and then has no remote storage."""
+        """Raises ConfigError for settings, Incompatible for an LMCache that is not tested: LMCache
+        logs them, and caches nothing then, in its own memory neither."""
         return Connector(context, _settings(context))
 
 
 class Connector(RemoteConnector):  # type: ignore[misc]
-    """The pages of one worker of an engine."""
+    """The pages of one worker of an engine.
+
+    Where nothing tells what they are of, the log says what to set, and all is a miss: LMCache
+    turns its own memory off, too, where it has no connector.
+    """
 
     def __init__(self, context: ConnectorContext, settings: Settings) -> None:
         config, metadata = context.config, context.metadata
@@ -79,8 +84,14 @@ class Connector(RemoteConnector):  # type: ignore[misc]
         self.counters = Counters()
         self._memory = context.local_cpu_backend
         self._settings = settings
-        self._weights = _weights_of(metadata.model_name, settings)
-        _check_dtypes(self.meta_dtypes, settings)
+        self._weights: Weights | str | None = None
+        self._unnamed = "the weights are not known (yet)"
+        try:
+            _check_dtypes(self.meta_dtypes, settings)
+            self._weights = _weights_of(metadata.model_name, settings)
+        except Incompatible as error:
+            self._unnamed = str(error)
+            logger.error("cache=off reason=%r", self._unnamed)
         self._names = Names(settings, version)
         self._pages = Pages(settings.limits, self.counters)
         self._owner: Owner = (
@@ -189,9 +200,10 @@ class Connector(RemoteConnector):  # type: ignore[misc]
 
     def _places(self, keys: Sequence[Any]) -> Places:
         """Name pages by all that LMCache says of them; tags are a request's own."""
-        weights = self._weights if isinstance(self._weights, str) else self._weights.identity
+        told = self._weights
+        weights = told.identity if isinstance(told, Weights) else told
         if weights is None:
-            self.counters.refuse("unnamed", len(keys), "the weights are not known (yet)")
+            self.counters.refuse("unnamed", len(keys), self._unnamed)
             return [None] * len(keys)
         return [
             self._names.place(
@@ -246,9 +258,14 @@ def _settings(context: ConnectorContext) -> Settings:
 
 def _weights_of(model: str, settings: Settings) -> Weights | str:
     """Return what tells the weights that this engine has loaded. Raises Incompatible."""
+    if settings.weights_id:
+        return settings.weights_id
     path = Path(model).absolute()
-    named = str(path) if path.exists() else model
-    return settings.weights_id or Weights(named, watched=False)
+    try:
+        named = str(path) if path.exists() else model
+    except OSError as error:
+        raise Incompatible(f"cannot read {model!r} ({error!r}): {ADVICE}") from error
+    return Weights(named, watched=False)
 
 
 def _check_dtypes(dtypes: Sequence[Any], settings: Settings) -> None:

@@ -66,10 +66,10 @@ class Walks:
             later = self.added - now & ORDER_MAX  # how many have come meanwhile
             for row in rows:
                 shape = shapes[shape_of[row]]
-                if shape is None or shape.has_unwritten:
-                    if self.added - orders[row] & ORDER_MAX >= later:  # it was there
-                        age = now - orders[row] & ORDER_MAX
-                        heappush(found, (ORDER_MAX - age) << 32 | row)
+                was_there = self.added - orders[row] & ORDER_MAX >= later
+                if was_there and (shape is None or shape.has_unwritten):
+                    age = now - orders[row] & ORDER_MAX
+                    heappush(found, (ORDER_MAX - age) << 32 | row)
             yield []
         kept_by, keys = self._rows.kept_by, self._rows.keys
         while found:

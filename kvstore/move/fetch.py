@@ -26,7 +26,7 @@ from kvstore.model.errors import KVStoreError
 from kvstore.model.pair import belongs
 from kvstore.move.deletions import Deletions, Watch
 from kvstore.move.load import Load, block_nbytes, usual_nbytes, window_ends
-from kvstore.move.load_race import Ended
+from kvstore.move.load_race import Ended, was_brought
 from kvstore.move.source import (
     STEP_BLOCKS,
     Candidate,
@@ -91,22 +91,28 @@ class Fetch:
             if stakes is not None and race is None:
                 return Ended.CUT
             self._begin(load, rest)
-        ended = await source.races.wait(
-            load.parts,
-            nbytes,
-            began=load.began,
-            deadline=deadline,
-            race=race,
-            arrived=lambda: all(part.result() for part in load.parts),
-            teaches=listing.coming <= TEACHING_SHARE * (goal - match.hit_blocks),
-        )
-        if ended is Ended.DONE and namespace.fine and listing.brings_fine and not ask.refined:
-            await self._refine(load, goal, min(deadline, ask.look_until))
-        return ended
+            ended = await source.races.wait(
+                load.parts,
+                nbytes,
+                began=load.began,
+                deadline=deadline,
+                race=race,
+                arrived=lambda: all(part.result() for part in load.parts),
+                teaches=listing.coming <= TEACHING_SHARE * (goal - match.hit_blocks),
+            )
+            if ended is Ended.DONE and namespace.fine and listing.brings_fine and not ask.refined:
+                await self._refine(load, goal, min(deadline, ask.look_until))
+            return ended
 
     async def _refine(self, load: Load, goal: int, deadline: float) -> None:
-        """Begin to bring the fine parts of a prefix, and wait for them until the deadline."""
+        """Begin to bring the fine parts of a prefix, and wait for them until the deadline. None of
+        a prefix that did not come whole, or of which something was deleted: a window has what is
+        missing of its bases as well."""
+        if not all(map(was_brought, load.parts)):
+            return
         windows = await self._windows(load, load.ask.skip_blocks, goal, fine=True)
+        if load.watch.dead:
+            return
         tasks, left = [], self.nbytes_max - load.nbytes
         for window in windows:
             left -= window.nbytes
@@ -256,16 +262,21 @@ class Fetch:
             return True
         if not useless:
             return False
-        listing.forget(useless)
-        logger.warning("fetch=useless parts=%d key=%s", len(useless), useless[0][1][:4].hex())
+        _forget(listing, useless)
         namespace = self._planner.namespace(window.namespace_id)
         spans = tuple(span for span in window.spans if span.part.group not in namespace.fine)
         fine = listing.fine_spans(window.keys, spans)
         again = {(part, key) for part, begin, end in fine for key in window.keys[begin:end]}
-        if again.isdisjoint(useless):
-            spans += fine
-        rest = replace(window, spans=spans, refined=False)
-        return await self._bring_all(rest, listing, watch, []) and not window.refined
+        if fine and again.isdisjoint(useless):
+            rest = replace(window, spans=spans + fine, refined=False)
+            also: list[tuple[Part, BlockKey]] = []
+            if await self._bring_all(rest, listing, watch, also):
+                return not window.refined
+            if not also:
+                return False
+            _forget(listing, also)
+        bases = replace(window, spans=spans, refined=False)
+        return await self._bring_all(bases, listing, watch, []) and not window.refined
 
     async def _bring_all(
         self,
@@ -360,6 +371,11 @@ class Fetch:
                 useless.append(records[at])
         self._metrics.corrupt_blocks.labels("pair").inc(len(useless))
         return None if useless else checksums
+
+
+def _forget(listing: Listing, useless: Sequence[tuple[Part, BlockKey]]) -> None:
+    listing.forget(useless)
+    logger.warning("fetch=useless parts=%d key=%s", len(useless), useless[0][1][:4].hex())
 
 
 def _has_fine(namespace: Namespace, window: Window) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -21,10 +22,11 @@ class Ended(Enum):
 
 
 class LoadRaces:
-    """The loads of one tier."""
+    """The loads of one tier. late_at: when one last ended late, -inf for never."""
 
     def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
         self.pace = Pace(now)
+        self.late_at = -math.inf
         self._metrics = metrics
         self._now = now
 
@@ -61,7 +63,7 @@ class LoadRaces:
         came, whole = 0, sum(parts.values())
         when = asyncio.ALL_COMPLETED if race is None else asyncio.FIRST_COMPLETED
         while pending:
-            while in_order and _was_brought(in_order[0]):
+            while in_order and was_brought(in_order[0]):
                 came += parts[in_order.popleft()]
             until = deadline if race is None else min(deadline, race.until(came / whole))
             timeout_s = until - self._now()
@@ -73,6 +75,8 @@ class LoadRaces:
                 self._learn(nbytes, self._now() - began, race)
             return Ended.DONE
         if race is None or self._now() >= deadline:
+            if teaches:
+                self.late_at = self._now()
             return Ended.LATE
         self._metrics.load_decisions.labels("cut").inc()
         if teaches:
@@ -100,6 +104,7 @@ class LoadRaces:
             self._metrics.load_seconds.observe(took_s)
 
 
-def _was_brought(part: asyncio.Task[Any]) -> bool:
+def was_brought(part: asyncio.Task[Any]) -> bool:
+    """Say whether a part has ended, and brought what it was to bring."""
     failed = not part.done() or part.cancelled() or part.exception() is not None
     return not failed and part.result() is not False

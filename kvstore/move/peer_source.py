@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.index import StoredBlock
+from kvstore.decide.pace import FORGET_S
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Namespace, Part, Span
 from kvstore.model.errors import Unavailable
@@ -69,6 +70,7 @@ class PeerSource:
         self.races = LoadRaces(metrics, now)
         self.lane = lane
         self.borrowed_bytes = 0
+        self._failed_at = -math.inf
         self._holder = holder
         self._tenant = tenant
         self._metrics = metrics
@@ -83,6 +85,8 @@ class PeerSource:
 
     def failed(self, error: PeerError) -> None:
         """Take note of an error of it."""
+        if not isinstance(error, PeerBusy):
+            self._failed_at = self._now()
         self._holder.failed(error)
 
     def now(self) -> float:
@@ -90,8 +94,9 @@ class PeerSource:
 
     def expected_s(self, nbytes: int) -> float:
         """Return how long reading takes, by what such reads took. 0: nothing is known; inf: one
-        that was given up is still under way."""
-        if self.races.pace.loses(nbytes, math.inf):
+        that was given up is still under way, or one failed or came too late not long ago."""
+        failed_s = self._now() - max(self._failed_at, self.races.late_at)
+        if failed_s < FORGET_S or self.races.pace.loses(nbytes, math.inf):
             return math.inf
         return self.races.pace.predict(nbytes) or 0.0
 

@@ -122,6 +122,8 @@ class Sources:
             await asyncio.wait({asking}, timeout=ANSWER_S)
             if not brought.peer:  # they have not said yet that they have some
                 await self._from_far(ask, match, deadline, brought)
+                if self._match(ask).hit_blocks == len(ask.keys):
+                    return brought
             await asking
         finally:
             asking.cancel()

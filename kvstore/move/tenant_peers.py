@@ -38,6 +38,7 @@ from kvstore.system.bandwidth import Lane
 MATCH_S = 0.05  # for an answer to that
 MATCH_ROUND_TRIPS = 4  # or so many: a host that does not know the namespace is told of it first
 MATCH_S_MAX = 1.0
+FAR_S = 4 * MATCH_S  # more, for who may have more than others, if no pace says what that is worth
 NAMED_MATCH_S = 0.5  # from the host that the request names
 VIEW_NBYTES_MAX = 256 << 20
 DELETE_S = 3.0
@@ -152,12 +153,19 @@ class TenantPeers:
             asyncio.get_running_loop().create_task(self._asked(each, wish, MATCH_S))
             for each in others
         ]
+        had_time = False
         try:
             done, late = await asyncio.wait(asking, timeout=MATCH_S)
+            had_time = True
             if late and not any(_has_all(each.result(), wish.ask) for each in done):
-                await asyncio.wait(late)
+                # With a pace, `look_until` bounds each.
+                some = any(each.result() is not None for each in done)
+                bounded = some and not wish.ask.recompute_s_per_block
+                await asyncio.wait(late, timeout=FAR_S if bounded else None)
         finally:
-            for each in asking:
+            for peer, each in zip(others, asking, strict=True):
+                if had_time and not each.done() and _round_trips_s(peer) <= MATCH_S:
+                    peer.pinged_at = -math.inf  # is it there?
                 each.cancel()
         return [each.result() if each.done() else None for each in asking]
 
@@ -227,7 +235,7 @@ class TenantPeers:
         ask, namespace, match, deadline, registers = wish
         source = self.source(peer)
         began = self._now()
-        far_s = min(MATCH_ROUND_TRIPS * peer.distance_s, MATCH_S_MAX)
+        far_s = min(_round_trips_s(peer), MATCH_S_MAX)
         until = min(deadline, ask.look_until, began + max(answer_s, far_s))
         keys = ask.keys[:KEYS_MAX]
         # Of a window group, it may be this host that lacks blocks before the end of its own hit.
@@ -316,6 +324,10 @@ class TenantPeers:
 
 def _has_all(candidate: Candidate | None, ask: Ask) -> bool:
     return candidate is not None and candidate.listing.found >= min(len(ask.keys), KEYS_MAX)
+
+
+def _round_trips_s(peer: Peer) -> float:
+    return MATCH_ROUND_TRIPS * peer.distance_s
 
 
 def _believed(answer: PeerMatch, most: int) -> int:

@@ -121,9 +121,8 @@ class WriteBehind:
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
         if self._file is not None:
-            deadline = self._now() + drain_s
-            await self._offer_all(deadline)
-            if not await self._is_written(deadline):
+            _, written = await self._write_all(self._now() + drain_s)
+            if not written:
                 logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
             if self._writer is not None:
                 self._writer.cancel()
@@ -194,24 +193,20 @@ class WriteBehind:
         write budget too, or if some of it never was and left the arena: see `Losses.tell`."""
         if self._file is None:
             return False
-        offered = await self._offer_all(deadline)
-        written = await self._is_written(deadline)
+        offered, written = await self._write_all(deadline)
         return not self._losses.tell() and offered and written
 
-    async def _offer_all(self, deadline: float) -> bool:
-        """Queue what the arena alone has. False: some is kept out, or there is no more time."""
+    async def _write_all(self, deadline: float) -> tuple[bool, bool]:
+        """Queue what the arena alone has, and wait until what is queued is written. Returns whether
+        all was queued: some may be kept out, or there is no more time; and whether it is written.
+        """
         self._retry.at = 0.0  # asked for: a disk that fails is tried now
-        return await offer_all(self._planner, deadline - self._now())
-
-    async def _is_written(self, deadline: float) -> bool:
-        """Wait until all that was queued is written. False: some is not."""
-        dirty = self._planner.dirty
-        while True:
+        offered = await offer_all(self._planner, deadline - self._now())
+        dirty, retried, written = self._planner.dirty, -1, True
+        while written and dirty.retried != retried:  # else another flush queued it anew
             retried = dirty.retried
-            if not await self.settle(dirty.last, deadline) or dirty.any_failed:
-                return False
-            if dirty.retried == retried:
-                return True  # else what had failed was queued anew, by somebody else's flush
+            written = await self.settle(dirty.last, deadline) and not dirty.any_failed
+        return offered, written
 
     async def bury(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

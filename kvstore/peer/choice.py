@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 class Offer(NamedTuple):
     """What one peer said that it has. blocks: of the prefix. expected_s: what reading them takes,
-    by what such reads took; 0: nothing is known, inf: reads that were given up are under way."""
+    by what such reads took; 0: nothing is known, inf: reads that were given up are under way, or
+    have failed lately."""
 
     blocks: int
     is_near: bool = True

@@ -26,7 +26,7 @@ from kvstore.server import rights
 from kvstore.server.audit import AuditLog
 from kvstore.server.audited import audited, peer_of_call
 from kvstore.server.identity import CALLER, Admitted, Fixed, Identity
-from kvstore.server.quota import Quota
+from kvstore.server.quota import Quota, check_nbytes
 from kvstore.server.revocation import Revocation
 from kvstore.server.tracing import Tracing, fail
 
@@ -274,6 +274,7 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         admitted = self._identity.admit(context)
         CALLER.set(admitted.principal)
         rights.check(method, admitted.principal)
+        check_nbytes(method, data)
         request = read(data)
         rights.check_request(method, admitted.principal, request)
         return admitted, request

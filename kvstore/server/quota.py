@@ -6,11 +6,12 @@ Each tenant begins a few in a round, by the bytes of its requests: see `Rounds`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from kvstore.model.errors import Unavailable
+from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.model.tenant import Principal
 from kvstore.system.rounds import Rounds, RoundUser
 
@@ -19,6 +20,8 @@ CALLS_MIN = 32  # of one tenant, however many there are
 ROUND_NBYTES = 16 << 10  # of requests that the tenant of the largest weight begins in a round
 CALL_NBYTES = 1 << 10  # what a call costs beside its bytes
 RELEASE_FACTOR = 32  # each byte of a release may name a lease, which takes as long as a key
+RELEASE_NBYTES_MAX = 10 * (1 << 16) + 64  # as many leases as a call may ever name
+RELEASES_WAITING_MAX = 32  # of one tenant, beside those of its call sockets: a link has one
 # It makes room: a tenant over its part could not give back what it holds, if it were refused.
 _MAKES_ROOM = "Release"
 
@@ -29,6 +32,7 @@ class Quota:
     def __init__(self, rounds: Rounds) -> None:
         self.calls_max = 0
         self.running = 0
+        self._releases_waiting = 0
         self._turns = RoundUser(rounds, ROUND_NBYTES)
 
     def share(self, part: float) -> None:
@@ -53,14 +57,34 @@ class Quota:
     ) -> Any:
         """Return what `work` makes of a call, when its turn has come.
 
-        Raises Unavailable if the tenant has its part already: so many wait at most. A release is
-        never refused.
+        Raises Unavailable if the tenant has its part already: so many wait at most. A release does
+        not count against that part; RELEASES_WAITING_MAX of them wait. Raises InvalidRequest for a
+        release that is too large.
         """
+        check_nbytes(method, data)
         with _Place(self, method):
             nbytes = len(data) if isinstance(data, bytes) else 0
             if not self.begins(method, nbytes):
-                await self.turn(method, nbytes)
+                with self._waiting(method):
+                    await self.turn(method, nbytes)
             return await work(data, context)
+
+    @contextmanager
+    def _waiting(self, method: str) -> Iterator[None]:
+        """Count a release that waits for its turn. Raises Unavailable if too many do."""
+        if method != _MAKES_ROOM:
+            yield
+            return
+        if self._releases_waiting >= RELEASES_WAITING_MAX:
+            raise Unavailable(
+                f"{RELEASES_WAITING_MAX} releases of this tenant wait for their turn",
+                reason="quota",
+            )
+        self._releases_waiting += 1
+        try:
+            yield
+        finally:
+            self._releases_waiting -= 1
 
 
 class Quotas:
@@ -88,6 +112,13 @@ class Quotas:
 def cost_of(method: str, nbytes: int) -> int:
     """Return what a call takes of a round, in bytes. nbytes: of its request."""
     return CALL_NBYTES + nbytes * (RELEASE_FACTOR if method == _MAKES_ROOM else 1)
+
+
+def check_nbytes(method: str, data: Any) -> None:
+    """Raise InvalidRequest for a release that names more leases than any call may: it would take
+    memory as soon as it is parsed. data: the request as bytes; anything else passes."""
+    if method == _MAKES_ROOM and isinstance(data, bytes) and len(data) > RELEASE_NBYTES_MAX:
+        raise InvalidRequest("too many leases in one call: split it")
 
 
 class _Place:

@@ -63,13 +63,14 @@ class SharingService(Service):
         self, request: pb.AcquireRequest, context: Context, *, is_guest: bool = False
     ) -> pb.GrantReply:
         session = request.session
-        if not (self._store.sessions.processes(SessionId(session)) and self._has_part(session)):
+        if not self._may_read(session):
             return await super().Acquire(request, context)
         if blocks := await self._longer_blocks(request, context):
             return await self._acquire_public(request, context, blocks)
         own = await super().Acquire(request, context)
         blocks = await self._longer_blocks_elsewhere(request, own.hit_blocks)
-        if not (blocks and self._has_part(session)):  # it may have been taken meanwhile
+        # It may have been taken, and the session may have ended meanwhile.
+        if not (blocks and self._may_read(session)):
             return own
         public = await self._acquire_public(request, context, blocks)
         shorter, longer = sorted((public, own), key=lambda reply: reply.hit_blocks)
@@ -178,6 +179,12 @@ class SharingService(Service):
             return await self._public.Match(request, context)
         except UnknownNamespace:
             return pb.MatchReply()
+
+    def _may_read(self, session: int) -> bool:
+        """Say whether a session is alive, and there is a part for it. One that has ended would hold
+        its part for good: nothing ends it again."""
+        alive = self._store.sessions.processes(SessionId(session))
+        return bool(alive) and self._has_part(session)
 
     def _has_part(self, session: int) -> bool:
         """Say whether this tenant's readers may hold more of the shared tenant's, with one more

@@ -107,6 +107,7 @@ class TenantAdmin:
     async def _delete(self, name: str) -> Removed:
         async with self._changing:
             leaving = self._tenants.leaving.get(name) or await self._end(name)
+            await self._close(leaving)
             failed = await _destroy_keys(leaving)
             # Every key first: what it opened cannot be read then, however long it lies there.
             erased = least_erased(list(leaving.erased.values())) if not failed else "none"
@@ -130,21 +131,27 @@ class TenantAdmin:
         return done
 
     async def _end(self, name: str) -> Leaving:
-        """Refuse a tenant's calls from now on, and close its store."""
+        """Refuse a tenant's calls from now on."""
         if name == DEFAULT_TENANT:
             raise InvalidRequest("default is the operator's: `kvstore clear --all` empties it")
         tenant = self._tenants.get(name)
         if tenant.settings is not None and tenant.settings.shared:
             raise InvalidRequest(f"others read {name}: take it out of the settings and restart")
         await self._unhost(name, DELETE_S)
-        leaving = self._tenants.leave(tenant, self._config.settings)
+        return self._tenants.leave(tenant, self._config.settings)
+
+    async def _close(self, leaving: Leaving) -> None:
+        """Close a tenant's store, if it is not closed yet. Raises what keeps it open: nothing of it
+        may be destroyed then."""
+        if (tenant := leaving.open) is None:
+            return
         await self._tenants.leave_fleet(tenant)
         await tenant.store.end_uploads()
         try:
             await tenant.store.close(0.0)
         except (KVStoreError, OSError) as error:  # what is stored of it is deleted anyway
-            logger.error("tenant=not_closed name=%s reason=%r", name, str(error))
-        return leaving
+            logger.error("tenant=not_closed name=%s reason=%r", tenant.name, str(error))
+        leaving.open = None
 
 
 async def _destroy_keys(leaving: Leaving) -> dict[str, str]:

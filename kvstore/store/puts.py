@@ -89,6 +89,7 @@ class Puts:
         if sizes:
             namespace.check_sizes(spans, sizes)
         _check_place(first_block, parent, keys)
+        self._check_staged(session, namespace, keys, spans, sizes)
         deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
         with self._node.in_use(namespace_id):
             with waits.on("recall"):
@@ -213,7 +214,7 @@ class Puts:
             while True:
                 slots = self._staging.place(session, held)
                 short = sum(map(bool, held)) - sum(map(bool, slots))
-                if not short or self._now() >= deadline:
+                if not short or self._now() >= deadline or not self._may_fit(session, held, slots):
                     break
                 self._staging.forget(session, slots)
                 await self._wait_for(self._change, deadline)
@@ -225,6 +226,33 @@ class Puts:
             held = [each if slot else None for each, slot in zip(held, slots, strict=True)]
             self._metrics.refusals.labels("staging").inc(short)
         return held, slots, refused + short
+
+    def _may_fit(
+        self, session: SessionId, held: Sequence[HeldSlot | None], slots: Sequence[Slot | None]
+    ) -> bool:
+        """Say whether one that has no slot in the session's memory may have one later."""
+        return any(
+            slot is None and each is not None and self._staging.can_take(session, each.nbytes)
+            for each, slot in zip(held, slots, strict=True)
+        )
+
+    def _check_staged(
+        self,
+        session: SessionId,
+        namespace: Namespace,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        sizes: Sequence[int],
+    ) -> None:
+        """Raise Unavailable if something is to be written and none of it fits into the session's
+        memory, ever: nothing may leave the arena for it."""
+        if not self._is_staged(session):
+            return
+        least = min(sizes or [namespace.record_nbytes(span.part) for span in spans], default=0)
+        if self._staging.can_take(session, least):
+            return
+        if None in self._planner.find(namespace.id, keys, spans):
+            raise self._staging.too_little(session)
 
     def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
         return span_nbytes(self._planner.namespace(namespace_id), spans)

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import SessionId
-from kvstore.model.block import PAGE_NBYTES, Slot
+from kvstore.model.block import PAGE_NBYTES, Slot, padded
 from kvstore.model.checksum import copies_out, shared_copies
 from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
 from kvstore.settings import TenantSettings
@@ -63,6 +63,7 @@ class Staging:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._areas: dict[SessionId, StagingArea] = {}
+        self._without: set[SessionId] = set()  # there was too little left for them
         self._leaving: dict[StagingArea, Future[None] | None] = {}  # None: it is being copied from
         self._staged: dict[int, tuple[SessionId, list[Slot | None]]] = {}  # by lease
         self._threads = Threads(THREADS, thread_name_prefix="kvstore-stage")
@@ -80,11 +81,15 @@ class Staging:
 
     def handles(self, session: SessionId) -> list[ExtentHandle]:
         """Return the memory of a session that has a process, made now if it has none. The more
-        sessions have some, the less is left for each. Raises Unavailable."""
+        sessions have some, the less is left for each. One that finds too little has none for its
+        life, and can only read in place."""
+        if session in self._without:  # its other processes know of none
+            return []
         if session not in self._areas:
             nbytes = self._area_nbytes()
             if nbytes < min(AREA_NBYTES_MIN, self.nbytes_max >> SESSIONS_MIN):
-                raise Unavailable("too many sessions write to a sealed arena", reason="sessions")
+                self._without.add(session)
+                return []
             self._areas[session] = StagingArea(self._arena.extents.new_id(), nbytes)
         return [self._areas[session].handle]
 
@@ -100,6 +105,7 @@ class Staging:
 
     def end(self, session: SessionId) -> None:
         """Let go of a session's memory. What is being copied from it stays until that has ended."""
+        self._without.discard(session)
         area = self._areas.pop(session, None)
         if area is None:
             return
@@ -118,12 +124,33 @@ class Staging:
 
     # ---- reservations --------------------------------------------------------------------------
 
-    def place(self, session: SessionId, held: Sequence[HeldSlot | None]) -> list[Slot | None]:
-        """Return a slot of the session's memory for each; none where it has no room now."""
+    def can_take(self, session: SessionId, nbytes: int) -> bool:
+        """Say whether a record of so many bytes fits into the session's memory when it is empty."""
         area = self._areas.get(session)
+        return area is not None and padded(nbytes) <= area.nbytes
+
+    def place(self, session: SessionId, held: Sequence[HeldSlot | None]) -> list[Slot | None]:
+        """Return a slot of the session's memory for each; none where it has no room now. Raises
+        Unavailable if it has no memory."""
+        area = self._areas.get(session)
+        if area is None and not any(held):
+            return [None] * len(held)
         if area is None:
-            raise Unavailable("this session has no staging memory: it has not joined the arena")
+            raise self.too_little(session)
         return [None if each is None else area.allocate(each.nbytes) for each in held]
+
+    def too_little(self, session: SessionId) -> Unavailable:
+        """Return why a session cannot write."""
+        if session in self._areas:
+            why = f"a record is larger than its {self._areas[session].nbytes} bytes of memory"
+        elif session in self._without:
+            why = "it has no memory"
+        else:
+            return Unavailable("this session has no staging memory: it has not joined the arena")
+        return Unavailable(
+            f"this session cannot write to a sealed arena: {why}, because many sessions share it",
+            reason="sessions",
+        )
 
     def forget(self, session: SessionId, slots: Sequence[Slot | None]) -> None:
         """Take slots back that no lease is noted for."""
@@ -151,6 +178,8 @@ class Staging:
         """
         session, slots = self._staged.pop(lease_id, (SessionId(0), []))
         area = self._areas.get(session)
+        if area is None and not any(held):
+            return
         if area is None or len(slots) != len(held):
             raise InvalidRequest(f"reservation {lease_id} is being committed already")
         pairs = [

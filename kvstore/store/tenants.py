@@ -55,13 +55,14 @@ class Leaving:
     """A tenant that is deleted: its calls are refused, and something of it may still be stored.
 
     blocks: it had. settings: of its own store. places: where something may be. erased: how far
-    nothing can be read again, of those places whose keys are destroyed. left: what is there, and
-    why.
+    nothing can be read again, of those places whose keys are destroyed. open: the tenant, until
+    its store is closed. left: what is there, and why.
     """
 
     blocks: int
     settings: Settings
     places: Sequence[Place]
+    open: Tenant | None
     erased: dict[str, str] = field(default_factory=dict)
     left: str = ""
 
@@ -306,7 +307,7 @@ class Tenants:
         assert tenant.settings is not None
         own = settings_of_tenant(settings, tenant.settings)
         blocks = tenant.store.report.stats()["blocks"]
-        self.leaving[tenant.name] = Leaving(blocks, own, self._places_of(own, tenant.name))
+        self.leaving[tenant.name] = Leaving(blocks, own, self._places_of(own, tenant.name), tenant)
         self.remove(tenant.name)
         return self.leaving[tenant.name]
 

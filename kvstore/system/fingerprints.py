@@ -20,6 +20,7 @@ from kvstore.system.file_digests import FileDigests
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
+REMEDY = "restart the engine, or set weights_id"
 _SPLIT_GGUF = re.compile(r"(.*-)\d{5}(-of-\d{5}\.gguf)")
 
 Source = str | Sequence[Path]
@@ -45,15 +46,18 @@ class Fingerprints:
         sources: Mapping[str, Source],
         digests: FileDigests,
         began: Callable[[], float] | None = None,
+        remedy: str = REMEDY,
     ) -> None:
         """Return at once with what is remembered; hash the rest in a thread.
 
         sources: by the name the fingerprint has in the namespace. began: tells when this process
-        did, in seconds since the epoch. Raises OSError for a file that is not there.
+        did, in seconds since the epoch. remedy: what the log says to do about files that changed
+        since. Raises OSError for a file that is not there.
         """
         self.found: Mapping[str, str] | None = None
         self._sources = sources
         self._digests = digests
+        self._remedy = remedy
         self._began = (began or process_began)()
         self._files = [file for source in sources.values() for file in _paths(source)]
         known = {name: self._known(source) for name, source in sources.items()}
@@ -99,8 +103,9 @@ class Fingerprints:
             return
         logger.error(
             "weights=unknown cache=off reason='%s changed after this engine began, which may have "
-            "loaded what was there before' do='restart the engine, or set weights_id'",
+            "loaded what was there before' do=%r",
             late,
+            self._remedy,
         )
 
     def _is_late(self, file: Path) -> bool:

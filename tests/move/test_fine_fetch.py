@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.model.block import BlockKey, Part, padded
+from kvstore.model.block import BlockKey, Grant, Part, padded
+from kvstore.move.fetch import Fetch
+from kvstore.move.load_race import Ended, LoadRaces
 from kvstore.move.object_source import ObjectListing
 from kvstore.move.source import Reading, Window
 from tests.store.lossy_node import BASE, BASES, BLOCKS, FINE, FINES, SPEC, LossyNode, chain, record
@@ -82,6 +84,71 @@ def test_who_insists_meets_a_wrong_fine_part_once_an_object(bucket: Path, tmp_pa
             assert fine
             assert corrupt(node)["object"] == objects
         assert node.read(KEYS)[0] == BLOCKS
+
+
+def test_a_second_wrong_fine_part_takes_no_base_with_it(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fill meets one that fits no base, and the next one another."""
+    filled, left = Fetch._fill, [ROTTEN, ROTTEN - 1]
+
+    async def fill(
+        fetch: Fetch, window: Window, reading: Reading, grant: Grant, useless: list[Any]
+    ) -> list[int] | None:
+        sums = await filled(fetch, window, reading, grant, useless)
+        if left and any(span.part in FINES for span in window.spans):
+            useless.append((FINES[0], KEYS[left.pop(0)]))
+            return None
+        return sums
+
+    monkeypatch.setattr(Fetch, "_fill", fill)
+    with LossyNode(tmp_path / "2", bucket=bucket) as node:
+        node.read(KEYS, refined=True)
+        assert not left
+        assert has_base(node, KEYS) == [True] * BLOCKS
+
+
+def has_base(node: LossyNode, keys: Sequence[BlockKey]) -> list[bool]:
+    blocks = [node.planner.index.by_key(key) for key in keys]
+    return [block is not None and block.record(BASES[0]) is not None for block in blocks]
+
+
+def test_what_is_deleted_before_its_fine_parts_come_does_not_come_back(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket's host has not deleted the object, though it was told to."""
+    waited, dead = LoadRaces.wait, KEYS[3]
+    objects = {path: path.read_bytes() for path in bucket.rglob("*") if path.is_file()}
+    with LossyNode(tmp_path / "2", bucket=bucket, fine=True) as node:
+
+        async def wait(races: LoadRaces, *args: Any, **more: Any) -> Ended:
+            ended = await waited(races, *args, **more)
+            await node.store.deletes.delete(SPEC.id, [dead])
+            for path, data in objects.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            return ended
+
+        monkeypatch.setattr(LoadRaces, "wait", wait)
+        node.read(KEYS)
+        assert has_base(node, [KEYS[2], dead]) == [True, False]
+
+
+def test_no_fine_parts_come_of_a_prefix_that_did_not_come_whole(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rot(bucket, BASES[0])
+    opened, windows = ObjectListing.open, list[Window]()
+
+    async def noted(listing: ObjectListing, window: Window) -> Reading | None:
+        windows.append(window)
+        return await opened(listing, window)
+
+    monkeypatch.setattr(ObjectListing, "open", noted)
+    with LossyNode(tmp_path / "2", bucket=bucket, fine=True) as node:
+        node.read(KEYS)
+    assert windows
+    assert not any(span.part in FINES for window in windows for span in window.spans)
 
 
 class HeldBack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from kvstore.move.load import block_nbytes
 from kvstore.move.load_race import LoadRaces
 from kvstore.move.peer_source import PeerListing, PeerSource
 from kvstore.move.peers import Peer, Peers
-from kvstore.peer.base import PeerGone
+from kvstore.peer.base import PeerGone, PeerSlow
 from kvstore.testing.membership import until
 from tests.store.node import RECORD, SPEC, Node, chain
 from tests.store.peers import DirectIncoming, DirectLink, joined, member
@@ -122,19 +123,89 @@ def test_the_longer_of_two_prefixes_is_the_hit(
 def test_who_is_far_away_is_waited_for_if_nobody_near_has_it_all(
     three: Three, monkeypatch: pytest.MonkeyPatch, near_has: int
 ) -> None:
-    monkeypatch.setattr(Peer, "distance_s", 0.2)
+    monkeypatch.setattr(Peer, "distance_s", 0.1)
     three.lenders[ONE].put(A, 0, near_has)
     three.lenders[TWO].put(A)
-    three.links[TWO].faults.delay_s = 0.4
+    three.links[TWO].faults.delay_s = 0.2
     began = three.borrower.loop.time()
     assert three.borrower.get(A, request_id="r") == 20
     took_s = three.borrower.loop.time() - began
     if near_has == 20:
-        assert took_s < 0.3
+        assert took_s < 0.2
         assert three.outcome().peer == ONE.node
     else:
         assert took_s > 0.4
         assert three.outcome().peer == TWO.node
+
+
+def test_who_is_far_away_is_not_waited_for_beyond_a_bound_if_nothing_is_at_stake(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Peer, "distance_s", 0.5)
+    three.lenders[ONE].put(A, 0, 10)
+    three.links[TWO].faults.delay_s = 1.0
+    began = three.borrower.loop.time()
+    assert three.borrower.get(A) == 10
+    assert three.borrower.loop.time() - began < 0.7
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["failed", "late"])
+@pytest.mark.parametrize(("stalled", "other"), [(ONE, TWO), (TWO, ONE)])
+def test_who_has_stalled_is_not_read_from_first(
+    three: Three, stalled: Member, other: Member, late: bool
+) -> None:
+    if late:
+        link = three.links[stalled]
+        ask = link.read
+
+        async def stalls(*args: Any, **more: Any) -> DirectIncoming:
+            await asyncio.sleep(0.5)
+            return await ask(*args, **more)
+
+        three.lenders[stalled].put(A)
+        link.read = stalls  # type: ignore[method-assign]
+        assert three.borrower.get(A, wait_s=0.2) == 0
+        link.read = ask  # type: ignore[method-assign]
+    else:
+        three.source(stalled).failed(PeerSlow("nothing came"))
+    for name in range(2, 10):
+        assert three.read_from(name) == {other}
+
+
+def test_a_near_host_that_hangs_is_pinged_though_another_one_has_it_all(three: Three) -> None:
+    three.borrower.tending.cancel()  # type: ignore[attr-defined]
+    three.lenders[ONE].put(A)
+    three.links[TWO].faults.delay_s = 5.0
+    assert three.borrower.get(A) == 20
+    one, two = (three.peers.get(each.node) for each in (ONE, TWO))
+    assert one is not None
+    assert two is not None
+    assert one.pinged_at > 0
+    assert two.pinged_at == -math.inf
+
+
+def test_what_the_bucket_has_served_waits_for_no_host_far_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    with Node(tmp_path / "1", bucket=bucket) as writer:
+        writer.put(A, durable=True)
+        assert writer.flush()
+    with (
+        Node(tmp_path / "2", bucket=bucket) as borrower,
+        Node(tmp_path / "3", beside=borrower) as lender,
+    ):
+        peers, links = joined(borrower, {ONE: lender})
+        monkeypatch.setattr(Peer, "distance_s", 0.25)
+        links[ONE.node].faults.delay_s = 0.9
+        began = borrower.loop.time()
+        assert borrower.get(A, recompute_s_per_block=1.0) == 20
+        assert borrower.loop.time() - began < 0.8
+        borrower.tending.cancel()  # type: ignore[attr-defined]
+        with contextlib.suppress(asyncio.CancelledError):
+            borrower.loop.run_until_complete(borrower.tending)  # type: ignore[attr-defined]
+        borrower.run(peers.close())
 
 
 def dies_after(link: DirectLink, reads: int) -> None:

@@ -71,6 +71,14 @@ def test_full_batches_do_not_wait_for_the_sync_of_others(tmp_path: Path) -> None
         assert disk.begun["pwritev"] == 5
 
 
+def test_a_flush_that_may_not_wait_says_whether_all_is_durable(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", write_on_demotion=True) as node:
+        node.put(chain(2, 8), parts=[FULL])
+        assert not node.run(node.store.puts.flush(0.0))
+        assert node.flush()
+        assert node.run(node.store.puts.flush(0.0))
+
+
 def test_less_than_a_batch_waits_so_that_one_sync_covers_more(tmp_path: Path) -> None:
     disk = HeldDisk()
     with node_on(disk, tmp_path / "kv") as node:

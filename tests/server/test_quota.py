@@ -14,10 +14,17 @@ import grpc
 import pytest
 
 from kvstore import Client
-from kvstore.model.errors import Unavailable
+from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.quota import CALL_NBYTES, CALLS_MIN, ROUND_NBYTES, Quota
+from kvstore.server.quota import (
+    CALL_NBYTES,
+    CALLS_MIN,
+    RELEASE_NBYTES_MAX,
+    RELEASES_WAITING_MAX,
+    ROUND_NBYTES,
+    Quota,
+)
 from kvstore.system.rounds import Rounds
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
@@ -64,6 +71,50 @@ def test_a_release_is_charged_for_each_lease_that_it_may_name() -> None:
 
     assert asyncio.run(rounds_of("Match")) == 0
     assert 16 <= asyncio.run(rounds_of("Release")) <= 20
+
+
+def test_so_many_releases_of_a_tenant_wait_and_no_more() -> None:
+    async def work(data: bytes, context: object) -> str:
+        return "answered"
+
+    async def flood() -> list[object]:
+        quota = Quota(Rounds())
+        data = bytes(ROUND_NBYTES)
+        calls = [quota.answered("Release", data, work, None) for _ in range(100)]
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        assert quota.running == 0
+        assert await quota.answered("Release", data, work, None) == "answered"
+        return list(told)
+
+    told = asyncio.run(flood())
+    refused = [each for each in told if isinstance(each, Unavailable)]
+    assert told.count("answered") == 1 + RELEASES_WAITING_MAX
+    assert len(refused) == 99 - RELEASES_WAITING_MAX
+    assert {each.reason for each in refused} == {"quota"}
+
+
+def test_a_release_that_is_too_large_waits_for_no_turn() -> None:
+    async def work(data: bytes, context: object) -> int:
+        return len(data)
+
+    async def main() -> None:
+        quota = Quota(Rounds())
+        with pytest.raises(InvalidRequest, match="split it"):
+            await quota.answered("Release", bytes(RELEASE_NBYTES_MAX + 1), work, None)
+        assert quota.begins("Release", 0)  # nothing is owed for it
+        assert await quota.answered("Release", bytes(RELEASE_NBYTES_MAX), work, None)
+
+    asyncio.run(main())
+
+
+def test_a_release_that_is_too_large_is_refused_before_it_is_read(daemon: Daemon) -> None:
+    garbage = b"\xff" * (RELEASE_NBYTES_MAX + 1)
+    with grpc.insecure_channel(daemon.target, options=OPTIONS) as channel:
+        release = channel.unary_unary("/kvstore.rpc.v1.KVStore/Release")
+        with pytest.raises(grpc.RpcError, match="split it"):
+            release(garbage, timeout=10)
+        with pytest.raises(grpc.RpcError, match="no message of this method"):
+            release(garbage[:100], timeout=10)
 
 
 def test_a_call_of_a_quiet_tenant_waits_for_a_round_of_a_flood_not_for_all_of_it() -> None:

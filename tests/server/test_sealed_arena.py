@@ -6,7 +6,9 @@ import asyncio
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from kvstore import AsyncClient, Client
 from kvstore.model.block import Part, Span
 from kvstore.model.checksum import checksum
-from kvstore.model.errors import CorruptBlock
+from kvstore.model.errors import CorruptBlock, Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -236,3 +238,30 @@ def test_a_put_that_ends_early_leaves_no_reservation() -> None:
             assert any(ended_early)
             done = client.put(namespace.id, keys, records)
             assert done.committed + done.existing == len(keys)
+
+
+def test_a_session_that_came_too_late_reads_and_is_told_at_once_that_it_cannot_write(
+    daemon: Daemon, client: Client
+) -> None:
+    assert client.put(NAMESPACE.id, KEYS, RECORDS).committed == len(KEYS)
+    large = sample_namespace("large", 4 << 20)
+    client.register(large)
+    records = [bytes(4 << 20)]
+    target = f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}"
+    with ExitStack() as stack:
+        refused = set()
+        for number in range(7):  # each has half of what is left
+            late = stack.enter_context(Client(target))
+            late.register(NAMESPACE)
+            late.register(large)
+            assert late.get(NAMESPACE.id, KEYS) == RECORDS
+            assert late.put(NAMESPACE.id, KEYS, RECORDS).existing == len(KEYS)
+            began = time.monotonic()
+            try:
+                late.put(large.id, sample_keys(f"large {number}", 1), records, wait_s=20)
+            except Unavailable as error:
+                refused.add(str(error).partition("because")[0])
+            assert time.monotonic() - began < 5
+        assert len(refused) > 1
+        keys = sample_keys("large", 1)
+        assert client.put(large.id, keys, records, wait_s=5).committed == 1

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kvstore import BlockKey, Client, Part, Span
-from kvstore.model.errors import InvalidRequest
+from kvstore.daemon import wire_store
+from kvstore.metrics import Metrics
+from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.shared import GUEST
+from kvstore.server.identity import CALLER, UNIX_SOCKET
+from kvstore.server.recorder import Recorder
+from kvstore.server.service import Service
+from kvstore.server.shared import GUEST, SharingService
+from kvstore.server.tenant_admin import TenantAdmin
+from kvstore.settings import load_settings
+from kvstore.store.live_settings import LiveSettings
+from kvstore.store.tenants import Tenant, Tenants
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from kvstore.transport.messages import Epoch
 
 MIB = 1 << 20
 NAMESPACE = sample_namespace()
@@ -205,3 +216,63 @@ def test_streams_read_the_shared_blocks_too(daemon: Daemon) -> None:
     with Client(target_of(daemon, "acme"), arena=False) as reader:
         reader.register(NAMESPACE)
         assert reader.get(NAMESPACE.id, KEYS[:8]) == RECORDS[:8]
+
+
+class _Call:
+    """What a method asks of its call."""
+
+    def time_remaining(self) -> float:
+        return 10.0
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """It is not cut off."""
+
+
+def test_a_session_that_ends_while_other_hosts_are_asked_leaves_no_guest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load_settings(None, ["file.path=", *SETTINGS[:2], *SETTINGS[6:8]])
+
+    async def main() -> None:
+        tenants = Tenants(settings, wire_store, Metrics())
+        config = LiveSettings(settings, tenants)
+
+        async def never(*given: Any) -> Any:
+            raise AssertionError("a tenant was served")
+
+        def service_of(tenant: Tenant, kind: type[Service]) -> Any:
+            return kind(
+                tenant.store, Epoch("test", 1), tenant.metrics, arena_socket="", call_socket="",
+                version="", recorder=Recorder(tenant.metrics), config=config,
+                admin=TenantAdmin(tenants, config, never, never), addresses=dict,
+            )  # fmt: skip
+
+        await tenants.start()
+        public, acme = tenants.get("public"), tenants.get("acme")
+        service = service_of(acme, SharingService)
+        service.share(public.store, service_of(public, Service), lambda: 2)
+        acme.store.namespaces.register(NAMESPACE)
+        session = acme.store.sessions.open("t" * 16, "engine")
+        process = acme.store.sessions.join(session, "t" * 16)
+
+        async def ends(*given: Any, **named: Any) -> int:
+            acme.store.sessions.leave(process)
+            return len(KEYS)
+
+        monkeypatch.setattr(public.store, "elsewhere", ends)
+        asked = pb.AcquireRequest(
+            session=session, namespace_id=NAMESPACE.id, keys=b"".join(KEYS), wait_s=0.1
+        )
+        CALLER.set(UNIX_SOCKET)
+        try:
+            assert not (await service.Acquire(asked, _Call())).hit_blocks
+        except KVStoreError as error:
+            pytest.fail(str(error))
+        assert not acme.store.sessions.processes(session)
+        assert not service._guests
+        await tenants.close(0.0)
+
+    asyncio.run(main())

@@ -221,6 +221,48 @@ def test_settings_that_change_while_a_tenant_comes_stay_changed() -> None:
     asyncio.run(main())
 
 
+def test_nothing_of_a_tenant_is_deleted_before_its_store_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        settings = load_settings(None, [f"file.path={tmp_path}", *TENANTS])
+        tenants = Tenants(settings, wire_store, Metrics(), partial(places_of, None))
+
+        async def host(_: Tenant) -> Path:
+            return Path("nowhere")
+
+        async def unhost(_: str, __: float) -> None: ...
+
+        await tenants.start()
+        admin = TenantAdmin(tenants, LiveSettings(settings, tenants), host, unhost)
+        (tenant,) = tenants
+        close, closed = tenant.store.close, []
+        directory = tmp_path / "tenants" / tenant_id("first").hex()
+
+        async def fails(_: float = 0.0) -> None:
+            raise RuntimeError("can't start new thread")
+
+        async def notes(drain_s: float) -> None:
+            assert directory.exists()
+            await close(drain_s)
+            closed.append(True)
+
+        for step in ("end_uploads", "close"):
+            with monkeypatch.context() as patch:
+                patch.setattr(tenant.store, step, fails)
+                for _ in range(2):
+                    with pytest.raises(RuntimeError):
+                        await admin.delete("first")
+            assert directory.exists()
+        monkeypatch.setattr(tenant.store, "close", notes)
+        assert await admin.delete("first") == (0, "none", "")
+        assert closed == [True]
+        assert not directory.exists()
+        await tenants.close(0.0)
+
+    asyncio.run(main())
+
+
 def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

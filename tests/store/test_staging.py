@@ -15,7 +15,7 @@ from kvstore.decide.planner import SessionId
 from kvstore.decide.stored import HeldSlot
 from kvstore.model.block import Slot
 from kvstore.model.checksum import checksum
-from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
+from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.store import staging as module
 from kvstore.store.staging import Staging
 from kvstore.testing.wait import until
@@ -196,14 +196,17 @@ def test_all_sessions_together_have_as_much_as_the_arena() -> None:
     async def main() -> None:
         async with staged() as (_, staging):
             sizes = []
-            with contextlib.suppress(Unavailable):
-                for number in range(1, 100):
-                    sizes += [each.nbytes for each in staging.handles(SessionId(number))]
+            for number in range(1, 100):
+                sizes += [each.nbytes for each in staging.handles(SessionId(number))]
             assert 4 <= len(sizes) < 99
             assert sum(sizes) <= 32 * MIB
             assert sizes == sorted(sizes, reverse=True)
             staging.end(SessionId(1))
             await asyncio.to_thread(until, lambda: staging._area_nbytes() >= sizes[0] // 2)
+            assert staging.handles(SessionId(99)) == []  # its other processes were told of none
             assert staging.handles(SessionId(100))
+            assert staging.can_take(SessionId(2), sizes[1])
+            assert not staging.can_take(SessionId(2), sizes[1] + 1)
+            assert not staging.can_take(SessionId(99), 1)
 
     asyncio.run(main())

@@ -36,8 +36,8 @@ class Extent:
     """One memfd and the slots in it.
 
     withdrawn: runs, as (begin, end), taken out of use for good. leaving: those of them that no
-    thread gives back to the system yet. lock: held by the thread that changes which pages there
-    are.
+    thread gives back to the system yet. left_nbytes: so much of what was withdrawn the last punch
+    left there. lock: held by the thread that changes which pages there are.
     """
 
     handle: ExtentHandle
@@ -46,6 +46,7 @@ class Extent:
     space: ExtentAllocator
     withdrawn: list[Run] = field(default_factory=list)
     leaving: list[Run] = field(default_factory=list)
+    left_nbytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -122,7 +123,10 @@ class Extents:
             callback(extent.handle.id)
         handle = extent.handle
         _unmap(extent)
-        self.retired.add(RetiredExtent(handle.id, handle.fd, handle.nbytes, extent.lock))
+        retired = RetiredExtent(
+            handle.id, handle.fd, handle.nbytes, extent.lock, extent.left_nbytes
+        )
+        self.retired.add(retired)
         logger.info("arena=retired extent=%d bytes=%d", handle.id, handle.nbytes)
 
     def close(self) -> None:

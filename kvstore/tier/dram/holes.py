@@ -12,6 +12,7 @@ from kvstore.system.threads import Threads, ended
 from kvstore.tier.dram.extent_memory import present_nbytes, punch, refill
 from kvstore.tier.dram.extents import Extent, Extents, Run
 from kvstore.tier.dram.growth import Growth
+from kvstore.tier.dram.retired import RetiredExtent
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +29,14 @@ class ArenaHoles:
         self._growth = growth
         self._threads = Threads(THREADS, thread_name_prefix="kvstore-holes")
         self._giving: dict[int, asyncio.Task[None]] = {}  # by extent
+        self._punching_again: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Punch no more holes. Threads that do have descriptors of their own."""
         for task in self._giving.values():
             task.cancel()
+        if self._punching_again is not None:
+            self._punching_again.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -96,18 +100,15 @@ class ArenaHoles:
     async def renew(self) -> int:
         """Look after extents with holes, and after retired ones, now and then.
 
-        Pages that were given back and that a client has touched since are given back once more;
-        returns how many bytes that were. When records find no run between the holes that is long
-        enough, the free runs there are given back too, and new extents are made.
+        Pages that were given back and that a client has touched since are given back once more, by
+        a task, while others are looked after; returns how many bytes that were. When records find
+        no run between the holes that is long enough, the free runs there are given back too, and
+        new extents are made.
         """
-        touched = await self._renew_retired()
         holey = [extent for extent in self._extents if extent.withdrawn]
-        for extent in holey:
-            if extent.handle.closed or extent.handle.id in self._giving:
-                continue
-            if (more := present_nbytes(extent.handle.fd) - extent.nbytes) > 0:
-                touched += more
-                await self._punch(extent, extent.withdrawn)
+        touched = 0
+        if self._punching_again is None or self._punching_again.done():
+            touched = self._punch_touched(holey)
         free = sum(extent.nbytes - extent.space.used for extent in holey)
         enough = min(self._growth.extent_bytes, self._growth.capacity_bytes // RENEWED_SHARE)
         if self.starved and free >= enough:
@@ -116,34 +117,60 @@ class ArenaHoles:
         self.starved = False
         return touched
 
-    async def _renew_retired(self) -> int:
-        """Give back what clients have touched of retired extents; return how many bytes."""
-        touched = 0
-        for each, nbytes in self._extents.retired.back():
-            if each.closed:  # while another was punched
+    def _punch_touched(self, holey: Sequence[Extent]) -> int:
+        """Let a task give back what clients have touched of extents with holes, and of retired
+        ones; return how many bytes that are. What a punch has left there, nobody has touched."""
+        touched, extents = 0, []
+        for extent in holey:
+            if extent.handle.id in self._giving:
                 continue
-            touched += nbytes
-            if not each.touched:
+            if (there := present_nbytes(extent.handle.fd) - extent.nbytes) > 0:
+                extents.append(extent)
+                touched += max(0, there - extent.left_nbytes)
+        retired = self._extents.retired.back()
+        for each, nbytes in retired:
+            more = max(0, nbytes - each.left_nbytes)
+            touched += more
+            if more and not each.touched:
                 each.touched = True
-                logger.warning("arena=touched_again extent=%d bytes=%d", each.id, nbytes)
-            await self._punch_file(each.id, each.fd, [(0, each.nbytes)], each.lock)
+                logger.warning("arena=touched_again extent=%d bytes=%d", each.id, more)
+        if extents or retired:
+            again = self._punch_again(extents, [each for each, _ in retired])
+            self._punching_again = asyncio.create_task(again)
         return touched
 
+    async def _punch_again(
+        self, extents: Sequence[Extent], retired: Sequence[RetiredExtent]
+    ) -> None:
+        for extent in extents:
+            if extent.handle.id not in self._giving:
+                await self._punch(extent, extent.withdrawn)
+        for each in retired:
+            if not each.closed:  # let go while another was punched
+                whole = [(0, each.nbytes)]
+                left = await self._punch_file(each.id, each.fd, whole, each.lock)
+                each.left_nbytes = each.left_nbytes if left is None else left
+
     async def _punch(self, extent: Extent, runs: Sequence[Run]) -> None:
-        if not extent.handle.closed:  # retired meanwhile
-            await self._punch_file(extent.handle.id, extent.handle.fd, runs, extent.lock)
+        if extent.handle.closed:  # retired meanwhile
+            return
+        there = await self._punch_file(extent.handle.id, extent.handle.fd, runs, extent.lock)
+        if there is not None:
+            extent.left_nbytes = max(0, there - extent.nbytes)
 
     async def _punch_file(
         self, extent: int, of: int, runs: Sequence[Run], lock: threading.Lock
-    ) -> None:
-        """of: its descriptor, which the thread has one of its own of."""
+    ) -> int | None:
+        """Punch holes; return how many bytes there are right after that, None if it failed. of: its
+        descriptor, which the thread has one of its own of."""
         try:  # no descriptor may be left
             fd = os.dup(of)  # the thread may outlive this arena
-            job = self._threads.submit(punch, fd, tuple(runs), lock)
+            job = self._threads.submit(_punched, fd, tuple(runs), lock)
             job.add_done_callback(lambda _: os.close(fd))
-            await asyncio.wrap_future(job)
+            return await asyncio.wrap_future(job)
         except OSError as error:
             logger.warning("arena=not_given_back extent=%d reason=%r", extent, str(error))
+            return None
 
     def punched(self) -> list[tuple[int, int]]:
         """Return extents into which a client has punched holes, and how many bytes each lacks."""
@@ -161,6 +188,12 @@ class ArenaHoles:
         fd = os.dup(punched.handle.fd)  # the thread may outlive this arena
         kept = _complement(punched.withdrawn, punched.handle.nbytes)
         await asyncio.to_thread(refill, fd, kept, punched.lock)
+
+
+def _punched(fd: int, runs: Sequence[Run], lock: threading.Lock) -> int:
+    """Punch holes in a thread; return how many bytes there are before anybody else comes by."""
+    punch(fd, runs, lock)
+    return present_nbytes(fd)
 
 
 def _nbytes(runs: Sequence[Run]) -> int:

@@ -20,13 +20,14 @@ QUIET_LOOKS = 240  # so often nothing is there, then it is let go
 @dataclass(slots=True, eq=False)
 class RetiredExtent:
     """One memfd. lock: as an extent's. touched: somebody has touched it since it was retired.
-    quiet_looks: so often there was nothing, one after another. closed: it is watched no more, and
-    `fd` may name another file."""
+    quiet_looks: so often there was nothing, one after another. left_nbytes: the last punch left so
+    much there. closed: it is watched no more, and `fd` may name another file."""
 
     id: int
     fd: int
     nbytes: int
     lock: threading.Lock
+    left_nbytes: int = 0
     touched: bool = False
     quiet_looks: int = 0
     closed: bool = False

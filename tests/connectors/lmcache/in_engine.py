@@ -77,8 +77,16 @@ def keys_of(worker: int = 0, **tags: str) -> list[CacheEngineKey]:
 class Engine:
     """One worker's storage manager."""
 
-    def __init__(self, target: str, **settings: Any) -> None:
-        self.manager = StorageManager(config_of(target, **settings), metadata_of(), EventManager())
+    def __init__(
+        self,
+        target: str,
+        dtype: torch.dtype = torch.float16,
+        local_cpu: bool = False,
+        **settings: Any,
+    ) -> None:
+        config, self.dtype = config_of(target, **settings), dtype
+        config.local_cpu = local_cpu
+        self.manager = StorageManager(config, metadata_of(dtype=dtype), EventManager())
         self.backend = self.manager.storage_backends["RemoteBackend-kvstore"]
         self.connector = self.backend.connection.getWrappedConnector()
 
@@ -86,13 +94,13 @@ class Engine:
         pages = []
         for value in values:
             page = self.manager.allocate(
-                value.shape, torch.float16, MemoryFormat.KV_2LTD, busy_loop=False
+                value.shape, self.dtype, MemoryFormat.KV_2LTD, busy_loop=False
             )
             page.tensor.copy_(value)
             pages.append(page)
         before = self.connector.counters.as_dict()
         self.manager.batched_put(keys, pages)
-        settled = ("saved", "partial", "away", "failed", "no_room", "late")
+        settled = ("saved", "unnamed", "partial", "away", "failed", "no_room", "late")
         until(
             lambda: (
                 sum(self.connector.counters.as_dict()[name] - before[name] for name in settled)
@@ -154,7 +162,24 @@ def main(target: str, pid: int, model: str) -> dict[str, Any]:
     engine.manager.close()
     said["closed"] = after_close(engine.connector, keys[:2])
     said["refused"] = refused(target)
+    said["unnamed"] = {
+        "weights": unnamed(target, values[0], weights_id=""),
+        "dtype": unnamed(target, torch.zeros(SHAPE, dtype=torch.uint8), dtype=torch.uint8),
+    }
     return said
+
+
+def unnamed(target: str, value: torch.Tensor, **settings: Any) -> list[Any]:
+    """Return what an engine finds of a page that it stored, whose daemon's pages have no name."""
+    engine = Engine(target, local_cpu=True, **settings)
+    key = CacheEngineKey("org/model", 2, 0, 1, value.dtype, {})
+    engine.put([key], [value])
+    below = [engine.backend.contains(key), same(engine.get([key]), [value])]
+    page = engine.manager.get(key)
+    own = page is not None and torch.equal(page.tensor, value)
+    counters, reason = engine.connector.counters.as_dict(), engine.connector._unnamed
+    engine.manager.close()
+    return [below, own, counters["saved"], counters["unnamed"] > 0, reason]
 
 
 def of_a_folder(target: str, model: str, keys: list[CacheEngineKey]) -> list[Any]:
@@ -187,19 +212,16 @@ def after_close(connector: Any, keys: list[CacheEngineKey]) -> list[Any]:
 def refused(target: str) -> dict[str, str]:
     """Return what is said of what cannot work."""
     said = {}
-    tries: dict[str, tuple[dict[str, Any], dict[str, Any], torch.dtype]] = {
-        "layerwise": ({}, {"use_layerwise": True}, torch.float16),
-        "setting": ({"socket": 1}, {}, torch.float16),
-        "weights": ({"weights_id": ""}, {}, torch.float16),
-        "dtype": ({}, {}, torch.uint8),
+    tries: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "layerwise": ({}, {"use_layerwise": True}),
+        "setting": ({"socket": 1}, {}),
     }
-    for name, (settings, changes, dtype) in tries.items():
+    for name, (settings, changes) in tries.items():
         config = config_of(target, **settings)
         for key, value in changes.items():
             setattr(config, key, value)
-        metadata = metadata_of(dtype=dtype)
         try:
-            CreateConnector("plugin://kvstore", None, None, config, metadata, "kvstore")
+            CreateConnector("plugin://kvstore", None, None, config, metadata_of(), "kvstore")
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
     return said

@@ -71,8 +71,21 @@ def test_a_killed_daemon_costs_misses_and_no_memory(said: dict[str, Any]) -> Non
 def test_what_cannot_work_is_refused_with_what_to_do(said: dict[str, Any]) -> None:
     assert "set it to false" in said["refused"]["layerwise"]
     assert "unknown field `socket`; known keys: target, " in said["refused"]["setting"]
-    assert 'set "weights_id" to a text that changes' in said["refused"]["weights"]
-    assert 'set "kv_dtype" to the engine' in said["refused"]["dtype"]
+
+
+@pytest.mark.parametrize(
+    ("what", "advice"),
+    [
+        ("weights", 'set "weights_id" to a text that changes'),
+        ("dtype", 'set "kv_dtype" to the engine'),
+    ],
+)
+def test_pages_without_a_name_are_misses_and_its_own_memory_goes_on(
+    said: dict[str, Any], what: str, advice: str
+) -> None:
+    below, own, saved, counted, reason = said["unnamed"][what]
+    assert (below, own, saved, counted) == ([False, 0], True, 0, True)
+    assert advice in reason
 
 
 def test_the_files_of_a_model_tell_its_weights(said: dict[str, Any]) -> None:

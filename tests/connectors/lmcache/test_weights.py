@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from kvstore import Incompatible
 from kvstore.settings import default_digest_memory
+from kvstore.system.model_files import weights_files
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from kvstore_lmcache import weights
@@ -91,8 +93,16 @@ def test_files_that_change_while_lmcache_runs_are_nobodys(
         assert native.client.counters.as_dict()["unnamed"]
 
 
-def test_files_younger_than_this_process_tell_nothing(lmcache: None, model: Path) -> None:
-    assert Weights(str(model), watched=True, began=lambda: LONG_AGO - 1).identity is None
+@pytest.mark.parametrize(
+    ("watched", "remedy"),
+    [(True, "restart LMCache's server, then the engine, or"), (False, "'restart the engine, or")],
+)
+def test_files_younger_than_this_process_tell_nothing(
+    model: Path, caplog: pytest.LogCaptureFixture, watched: bool, remedy: str
+) -> None:
+    told = Weights(str(model), watched=watched, began=lambda: LONG_AGO - 1)
+    until(lambda: remedy in caplog.text)
+    assert told.identity is None
 
 
 @pytest.mark.parametrize("name", ["org/model", "", "/no/such/model", "a\0b", "models"])
@@ -101,8 +111,9 @@ def test_a_name_alone_is_refused_with_what_to_set(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()  # where LMCache's server runs says nothing of an engine's paths
+    told = ModelWeights("")
     with pytest.raises(Incompatible, match='set "weights_id" to a text that changes'):
-        ModelWeights("").identity(name)
+        until(lambda: told.identity(name))
     keys, pages = object_keys("name", 2, model=name), Pages(2).fill(4)
     with native_of(daemon, weights_id="") as native:
         until(lambda: native.client._client.instance)
@@ -115,7 +126,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     told = ModelWeights("")
     for _ in range(2):
         with pytest.raises(Incompatible, match="found no weights"):
-            told.identity(str(tmp_path))
+            until(lambda: told.identity(str(tmp_path)))
 
 
 def test_names_of_weights_and_dtypes_tell_pages_apart(lmcache: None, daemon: Daemon) -> None:
@@ -146,3 +157,102 @@ def test_a_file_system_that_hangs_is_a_miss_within_a_moment(
     assert time.monotonic() - started < 5
     hangs.set()
     until(lambda: told.identity)
+
+
+def look_now(told: Weights) -> str | None:
+    told._look_at = 0.0
+    return told.identity
+
+
+def test_a_look_that_cannot_start_is_a_miss_and_the_next_one_is_made(
+    model: Path, began: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Weights(str(model), watched=True)
+    until(lambda: told.identity)
+    with monkeypatch.context() as few:
+        few.setattr(threading.Thread, "start", no_thread)
+        assert [look_now(told) for _ in range(2)] == [None, None]
+    until(lambda: look_now(told))
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_look_that_ended_late_says_nothing_an_hour_later(
+    model: Path, began: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, hangs = Weights(str(model), watched=True), threading.Event()
+    until(lambda: told.identity)
+    look = told._look
+    with monkeypatch.context() as slow:
+        slow.setattr(told, "_look", lambda: (look(), hangs.wait(30))[0])
+        assert look_now(told) is None
+        hangs.set()
+        until(lambda: told._looking is not None and not told._looking.is_alive())
+    write(model, b"tune")
+    assert look_now(told) is None
+
+
+@pytest.mark.parametrize("how", ["stat", "folder"])
+def test_what_cannot_be_read_for_a_moment_is_a_miss_for_that_moment(
+    model: Path, began: None, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    told = Weights(str(model), watched=True)
+    until(lambda: told.identity)
+    with monkeypatch.context() as stale:
+        if how == "stat":
+            stale.setattr(weights, "stamp_of", lambda files: (None,) * len(files))
+        else:
+            stale.setattr(weights, "weights_files", stale_handle)
+        assert [look_now(told) for _ in range(3)] == [None] * 3
+    until(lambda: look_now(told))
+    write(model, b"tune")
+    until(lambda: look_now(told) is None and told._exchanged)
+    write(model, b"base")
+    assert look_now(told) is None
+
+
+def stale_handle(path: Path, *, advice: str) -> list[Path]:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_a_model_that_nothing_told_at_first_is_asked_for_again(
+    model: Path, began: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, name = ModelWeights(""), str(model)
+    with monkeypatch.context() as stale:
+        stale.setattr(weights, "weights_files", stale_handle)
+        with pytest.raises(Incompatible, match="Stale file handle"):
+            until(lambda: told.identity(name))
+    with pytest.raises(Incompatible, match="Stale file handle"):
+        told.identity(name)
+    told._models[name]._again_at = 0.0
+    until(lambda: told.identity(name))
+
+
+def test_a_file_system_that_hangs_at_first_delays_one_call_for_a_moment(
+    model: Path, began: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, hangs = ModelWeights(""), threading.Event()
+    files = weights_files
+    monkeypatch.setattr(
+        weights,
+        "weights_files",
+        lambda path, advice: (hangs.wait(30), files(path, advice=advice))[1],
+    )
+    started = time.monotonic()
+    assert [told.identity(str(model)) for _ in range(100)] == [None] * 100
+    assert time.monotonic() - started < 5
+    hangs.set()
+    until(lambda: told.identity(str(model)))
+
+
+def test_whatever_goes_wrong_at_first_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "default_digest_memory", lambda: 1 / 0)
+    told = ModelWeights("")
+    with pytest.raises(Incompatible, match="ZeroDivisionError"):
+        until(lambda: told.identity(str(model)))
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(Incompatible, match="can't start new thread"):
+        told.identity("/another")

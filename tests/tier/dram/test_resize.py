@@ -17,7 +17,7 @@ from kvstore.model.block import Slot
 from kvstore.system.shared_mapping import SharedMapping
 from kvstore.testing.holes import allow_holes, punch
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, growth, holes, retired
+from kvstore.tier.dram import Arena, extent_memory, growth, holes, retired
 from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
 
 MIB = 1 << 20
@@ -37,6 +37,14 @@ async def grown(arena: Arena) -> None:
 async def shrunk(arena: Arena) -> None:
     arena.holes.give_back()
     await arena.holes.given_back()
+
+
+async def renewed(arena: Arena) -> int:
+    """Look once, and wait until what was touched is given back; return how much that was."""
+    touched = await arena.holes.renew()
+    if (punching := arena.holes._punching_again) is not None:
+        await punching
+    return touched
 
 
 def with_arena(work: Callable[[Arena], Awaitable[None]]) -> None:
@@ -260,7 +268,7 @@ def test_pages_that_a_client_touches_again_go_back_again() -> None:
         (extent,) = arena.extents.handles()
         os.pwrite(extent.fd, b"x" * PAGE, extent.nbytes - PAGE)
         assert present(arena) == MIB + PAGE
-        await arena.holes.renew()
+        assert await renewed(arena) == PAGE
         assert present(arena) == MIB
         assert slot is not None
 
@@ -274,13 +282,66 @@ def test_a_retired_extent_that_a_client_touches_again_goes_back_again() -> None:
         arena.growth.set_capacity(6 * MIB)
         await shrunk(arena)
         assert last.closed
-        assert await arena.holes.renew() == 0
+        assert await renewed(arena) == 0
         os.pwrite(kept, b"x" * MIB, 0)
-        assert await arena.holes.renew() == MIB
+        assert await renewed(arena) == MIB
         assert os.fstat(kept).st_blocks == 0
         os.pwrite(kept, b"x" * PAGE, MIB)
-        assert await arena.holes.renew() == PAGE
+        assert await renewed(arena) == PAGE
         os.close(kept)
+
+    with_arena(work)
+
+
+def test_nobody_waits_while_what_was_touched_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
+        assert go_on.wait(10)
+        extent_memory.punch(fd, runs, lock)
+
+    async def work(arena: Arena) -> None:
+        kept = [os.dup(each.fd) for each in arena.extents.handles()]
+        arena.growth.set_capacity(0)
+        await shrunk(arena)
+        monkeypatch.setattr(holes, "punch", slow)
+        for fd in kept:
+            os.pwrite(fd, b"x" * PAGE, 0)
+        async with asyncio.timeout(5):
+            assert await arena.holes.renew() == 4 * PAGE
+            assert await arena.holes.renew() == 0  # they are being given back
+        go_on.set()
+        assert arena.holes._punching_again is not None
+        await arena.holes._punching_again
+        for fd in kept:
+            assert os.fstat(fd).st_blocks == 0
+            os.close(fd)
+
+    with_arena(work)
+
+
+def test_what_a_punch_leaves_there_nobody_has_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves_a_page(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
+        """As where a huge page is held that is not split."""
+        extent_memory.punch(fd, runs, lock)
+        os.pwrite(fd, bytes(PAGE), runs[0][0])
+
+    async def work(arena: Arena) -> None:
+        monkeypatch.setattr(holes, "punch", leaves_a_page)
+        slot = arena.allocate(PAGE)  # keeps the first extent alive
+        kept = [os.dup(each.fd) for each in arena.extents.handles()]
+        arena.growth.set_capacity(MIB)
+        await shrunk(arena)
+        assert [await renewed(arena) for _ in range(3)] == [0, 0, 0]
+        for fd in kept:
+            os.pwrite(fd, b"x" * PAGE, 2 * MIB - PAGE)
+        assert await renewed(arena) == 4 * PAGE
+        monkeypatch.setattr(holes, "punch", extent_memory.punch)
+        assert await renewed(arena) == 0
+        assert present(arena) == MIB
+        for fd in kept:
+            os.close(fd)
+        assert slot is not None
 
     with_arena(work)
 
