@@ -139,14 +139,16 @@ class ClientArena:
 
     async def close(self) -> None:
         """End the link, which ends the session; mappings live on while views of them do."""
-        if self._listening is not None:
-            # First the reader, then the descriptor: its number may be somebody else's at once.
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
-        self._toucher.stop()
-        self._maps.clear()
-        self._views.clear()
-        self._connection.close()
+        try:
+            if self._listening is not None:
+                # First the reader, then the descriptor: its number may be somebody else's at once.
+                self._listening.cancel()
+                await asyncio.gather(self._listening, return_exceptions=True)
+        finally:
+            self._toucher.stop()
+            self._maps.clear()
+            self._views.clear()
+            self._connection.close()
 
     async def _welcome(self) -> None:
         packet, fd = await receive(self._connection)

@@ -188,13 +188,15 @@ class Connection:
         return self.arena is not None and self.arena.viewed()
 
     async def close(self) -> None:
-        """Close the channel and end the session."""
-        with contextlib.suppress(grpc.aio.BaseError):
-            await self.channel.close()
-        if self._calls is not None:
-            self._calls.close()
-        if self.arena is not None:
-            await self.arena.close()
+        """Close the channel and end the session, whoever cancels it meanwhile."""
+        try:
+            with contextlib.suppress(grpc.aio.BaseError):
+                await self.channel.close()
+        finally:
+            if self._calls is not None:
+                self._calls.close()
+            if self.arena is not None:
+                await self.arena.close()
 
 
 def _channel(target: str, credentials: ClientCredentials) -> grpc.aio.Channel:

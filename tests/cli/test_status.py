@@ -90,7 +90,7 @@ def test_wrong_bytes_make_the_status_bad() -> None:
             client.admin.delete(namespace_id, KEYS[:1], corrupt=True)
         done = kvstore("status", "--target", daemon.target)
         assert done.exit_code == 1
-        assert "did not match: 1 by reader" in done.output
+        assert "did not match: 1 by " in done.output  # the reader, or who writes it behind
 
 
 STATS = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from kvstore import Client, InvalidRequest, KVStoreError, Unavailable
+from kvstore import AsyncClient, Client, InvalidRequest, KVStoreError, Unavailable
 from kvstore.client.copying import Copiers
 from kvstore.client.loop_thread import LoopThread
 from kvstore.testing.daemon import Daemon
@@ -107,3 +108,19 @@ def test_a_client_that_cannot_be_made_leaves_no_thread_behind() -> None:
         with pytest.raises(InvalidRequest):
             Client("unix:/nowhere", copy_threads=0)
     assert (descriptors(), threads()) == before
+
+
+def test_a_connection_whose_close_is_cancelled_leaves_no_socket(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(remote: AsyncClient) -> int:
+        connection = await remote._caller.connected()
+        assert connection.arena is not None
+        monkeypatch.setattr(connection.channel, "close", asyncio.Event().wait)
+        closing = asyncio.create_task(connection.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        return connection.arena._connection.fileno()
+
+    assert client.submit(cancelled).result(10) == -1
