@@ -19,7 +19,7 @@ BLOCK_ROWS = 8  # looked at for each block that comes, or when one is to leave
 REQUEST_ROWS = 128
 STEP_ROWS = 1024  # where nothing is known that could leave, and at first
 WALK_ROWS_MAX = 8 * STEP_ROWS  # by one walk that has found some
-SEARCH_ROWS_MAX = 16 * WALK_ROWS_MAX  # by one that has found none yet: some 20 ms, once
+SEARCH_ROWS_MAX = 16 * WALK_ROWS_MAX  # by one that has found none yet: 12 ms, once
 
 Links = Iterable[tuple[BlockKey, BlockKey | None]]
 

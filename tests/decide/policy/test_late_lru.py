@@ -216,3 +216,14 @@ def test_all_that_a_large_tier_had_makes_room(monkeypatch: pytest.MonkeyPatch) -
     assert full.planner.stored.resident == BLOCKS
     last = full.keys(999 + BLOCKS // PREFIX_BLOCKS)
     assert full.planner.match(SPEC.id, last).hit_blocks == PREFIX_BLOCKS
+
+
+def test_what_lies_behind_rows_of_another_tier_leaves_before_what_was_just_used() -> None:
+    elsewhere = 2 * WALK_ROWS_MAX
+    books = Books(linked([key(at) for at in range(elsewhere)]))
+    books.gone = {block for block, _ in books.rows}
+    unused, used = prefix(elsewhere + 1, 3), prefix(elsewhere + 9, 3)
+    books.rows += [*linked(list(unused)), *linked(list(used))]
+    policy = LateLru(books)
+    policy.touch(used)
+    assert books.evict(policy, 3) == list(reversed(unused))
