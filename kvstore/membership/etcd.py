@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 LIST_EVERY_S = 15.0
 LIST_S = 1.0  # for a list
 RETRY_S = 0.5  # after a call that nobody answered
+TRUSTED_S = LIST_EVERY_S + 2.0  # in which who is there has seen that its key is not, and made it
 DAY_S = 86400.0
 RENEWALS = 3  # in the time after which etcd forgets
 
@@ -74,6 +75,7 @@ class EtcdMembership:
         self._watch: asyncio.Task[None] | None = None
         self._watched = ""  # the endpoint of the watch
         self._revision = 0  # of the last list
+        self._lists = self._listed = 0  # how many have begun, and which of them was taken
         self._entries = Entries(self._begin)
 
     # ---- the contract ------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class EtcdMembership:
             await self._registration.claim()
             await self._list()
         except Unavailable as error:
-            self._outage.lost(error)
+            self._lost(error)
         except BaseException:
             await self._registration.end()
             await self._calls.close()
@@ -144,9 +146,17 @@ class EtcdMembership:
 
     @property
     def doubtful(self) -> Collection[NodeId]:
-        """The members that stay for their answers alone although etcd has answered for a TTL: they
-        may not have applied what it keeps, and who deletes need not know of them."""
-        return () if self._outage.shields(self._registration.ttl_s) else self._held.nodes
+        """The members that stay for their answers alone although etcd has answered for a TTL, or
+        for 17 s: they may not have applied what it keeps, and who deletes need not know of them.
+        They stay doubtful until etcd has them again, whatever becomes of it."""
+        self._doubt_if_due()
+        return self._held.doubted
+
+    def settling(self) -> Callable[[], bool]:
+        """Return what tells whether every member, but for doubtful ones, is one that a delete kept
+        before now was told to, or that has to apply it before it lends."""
+        begun = self._lists
+        return lambda: self._listed > begun and self._doubt_if_due()
 
     @property
     def away_s(self) -> float | None:
@@ -181,7 +191,7 @@ class EtcdMembership:
                     logger.error("member=refused error=%s", error)
                 self._refused = str(error)
             except (Unavailable, ConfigError) as error:
-                self._outage.lost(error)
+                self._lost(error)
                 pause_s = RETRY_S
                 continue
             else:
@@ -201,7 +211,7 @@ class EtcdMembership:
             try:
                 revision = await self._list()
             except (Unavailable, ConfigError) as error:
-                self._outage.lost(error)
+                self._lost(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             began = self._now()
@@ -211,7 +221,7 @@ class EtcdMembership:
                 await asyncio.wait([self._watch])
                 self._watch.cancelled() or self._watch.result()
             except KVStoreError as error:
-                self._outage.lost(error)
+                self._lost(error)
             finally:
                 self._watch.cancel()
                 self._watch = None
@@ -220,6 +230,7 @@ class EtcdMembership:
 
     async def _list(self) -> int:
         """Take the members from etcd; return its revision."""
+        self._lists = number = self._lists + 1
         reply = await self._calls.list(
             self._begin, self._end, limit=MEMBERS_MAX + 1, timeout_s=LIST_S
         )
@@ -230,9 +241,13 @@ class EtcdMembership:
         if not right:
             self._look_at_own_key()
         if not right or reply.header.revision < self._revision:  # emptied, and nobody noticed
+            self._doubt_if_due()
             self._outage.doubt()
         self._revision = reply.header.revision
         self._take(there, gone=[node for node in self._roster.members if node not in there])
+        if not self._listed:  # who was kept from an earlier start, which has deleted meanwhile
+            self._held.doubt()
+        self._listed = max(self._listed, number)
         return reply.header.revision
 
     async def _changes(self, revision: int) -> None:
@@ -268,6 +283,17 @@ class EtcdMembership:
         self._roster.change(put=there.values(), drop=gone, why="etcd")
 
     # ---- etcd comes and goes -----------------------------------------------------------------
+
+    def _lost(self, error: Exception) -> None:
+        self._doubt_if_due()
+        self._outage.lost(error)
+
+    def _doubt_if_due(self) -> bool:
+        """Doubt who is held, if etcd has answered for long enough; return whether it has."""
+        due = not self._outage.shields(min(self._registration.ttl_s, TRUSTED_S))
+        if due:
+            self._held.doubt()
+        return due
 
     def _reached(self) -> None:
         if self._outage.reached():

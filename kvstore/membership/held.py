@@ -21,11 +21,21 @@ class Held:
         self._roster = roster
         self._ping = ping
         self._misses: dict[NodeId, int] = {}
+        self._doubted: set[NodeId] = set()
         self._any = asyncio.Event()
 
     @property
     def nodes(self) -> Collection[NodeId]:
         return self._misses.keys()
+
+    @property
+    def doubted(self) -> Collection[NodeId]:
+        """Those of them that `doubt` was about."""
+        return self._doubted
+
+    def doubt(self) -> None:
+        """Doubt all that are held now, until the engine says again that they are there."""
+        self._doubted.update(self._misses)
 
     def hold(self, nodes: Iterable[NodeId]) -> None:
         for node in nodes:
@@ -37,6 +47,7 @@ class Held:
         """Note that these are there again by the engine's word."""
         for node in nodes:
             self._misses.pop(node, None)
+            self._doubted.discard(node)
 
     async def check(self) -> None:
         """Ask them every 2 s while there are any, and drop those that do not answer."""

@@ -8,12 +8,14 @@ watches for the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstore.model.block import BlockKey, NamespaceId
 
 LINGERING_MAX = 256  # deletes that are remembered for themselves
+LOOK_S = 0.5  # between two looks whether one is over
+Over = Callable[[], bool]
 
 
 class Watch:
@@ -39,6 +41,7 @@ class Deletions:
     def __init__(self) -> None:
         self._deletions: set[Watch] = set()
         self._lingering = 0
+        self._whole: dict[frozenset[NamespaceId] | None, Over | None] = {}  # the next one's, if any
         self._deletes: list[tuple[Collection[NamespaceId] | None, Collection[BlockKey] | None]] = []
 
     @contextmanager
@@ -58,16 +61,38 @@ class Deletions:
         namespaces: Collection[NamespaceId] | None,
         keys: Collection[BlockKey] | None,
         seconds: float,
+        over: Over = lambda: True,
     ) -> None:
-        """Let nothing of a delete arrive for a while: not every host may know of it yet. Over a
-        bound, all of the namespaces counts as deleted for as long."""
-        over = self._lingering >= LINGERING_MAX
+        """Let nothing of a delete arrive for a while, and until it is `over`: not every host may
+        know of it yet. Over a bound, all of the namespaces counts as deleted for as long."""
+        if self._lingering >= LINGERING_MAX:
+            await self._linger_whole(namespaces, seconds, over)
+            return
         self._lingering += 1
         try:
-            with self.deleting(namespaces, None if over else keys):
-                await asyncio.sleep(seconds)
+            with self.deleting(namespaces, keys):
+                await _until(seconds, over)
         finally:
             self._lingering -= 1
+
+    async def _linger_whole(
+        self, namespaces: Collection[NamespaceId] | None, seconds: float, over: Over
+    ) -> None:
+        """The same for all of the namespaces. If one of them does so already, it goes on for this
+        one: however many come, one is remembered."""
+        name = None if namespaces is None else frozenset(namespaces)
+        if name in self._whole:
+            self._whole[name] = over
+            return
+        following: Over | None = over
+        try:
+            with self.deleting(namespaces, None):
+                while following is not None:
+                    self._whole[name] = None
+                    await _until(seconds, following)
+                    following = self._whole[name]
+        finally:
+            del self._whole[name]
 
     @contextmanager
     def deleting(
@@ -82,3 +107,9 @@ class Deletions:
             yield
         finally:
             self._deletes.remove(delete)
+
+
+async def _until(seconds: float, over: Over) -> None:
+    await asyncio.sleep(seconds)
+    while not over():  # noqa: ASYNC110 - it is asked of what has no events
+        await asyncio.sleep(LOOK_S)

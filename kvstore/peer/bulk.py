@@ -54,6 +54,8 @@ class Bulk:
         await self.send_bytes(self.encode(frame))
 
     async def send_bytes(self, data: bytes | memoryview) -> None:
+        """Send bytes. Raises PeerGone, and PeerSlow for a peer that makes no room within 2 s, even
+        if it reads a little."""
         left = memoryview(data)
         try:
             while left:
@@ -69,7 +71,11 @@ class Bulk:
         room = asyncio.Event()
         loop.add_writer(fd, room.set)
         try:
-            await room.wait()
+            async with asyncio.timeout(SILENCE_S):
+                await room.wait()
+        except TimeoutError:
+            message = f"on a bulk connection there was no room for {SILENCE_S:g} s"
+            raise PeerSlow(message) from None
         finally:
             loop.remove_writer(fd)
 

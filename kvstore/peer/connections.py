@@ -10,7 +10,6 @@ import asyncio
 import socket
 import time
 from collections import deque
-from contextlib import suppress
 
 from kvstore.model.errors import Incompatible
 from kvstore.peer.base import PeerCorrupt, PeerGone, PeerIncompatible, PeerSlow
@@ -220,9 +219,12 @@ def _close_unused(lane: Lane) -> None:
 
 
 def _is_silent(connection: socket.socket) -> bool:
-    """Say whether an idle connection may be used. One that has ended, or has bytes that nobody
-    asked for, may not."""
-    with suppress(BlockingIOError):
+    """Say whether an idle connection may be used. One that has ended or failed, or has bytes that
+    nobody asked for, may not."""
+    try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was reset, or nobody has confirmed what was sent last
         return False
-    return True
+    return False

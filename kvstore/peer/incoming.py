@@ -144,7 +144,12 @@ class TcpIncoming:
     async def _received(self, receipt: Receipt, bulk: Bulk) -> list[int]:
         """Let a thread receive; nothing of it is left when this returns or raises."""
         bulk.lend_to_thread()
-        job = self._reads.threads.submit(receipt.run)
+        try:
+            job = self._reads.threads.submit(receipt.run)
+        except RuntimeError as error:  # there can be none, or the daemon stops
+            bulk.take_back()
+            message = f"no thread to read from {self._reads.name}: {error}"
+            raise PeerGone(message, reason="failed") from error
         end = asyncio.wrap_future(job)
         try:
             await ended([end], max(0.0, self._deadline - time.monotonic()))

@@ -152,10 +152,13 @@ class Lending:
         held.enter_context(self.permit_of(tenant))
         await self.pace()
         try:
-            loan = await self.lend(keys, body, node)
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                loan = await self.lend(keys, body, node)
         except KVStoreError as error:
             await self._refuse(bulk, frame, error)
             return
+        except TimeoutError:
+            raise PeerBusy("what a read asks for was not found in its time") from None
         lent = held.enter_context(ExitStack())
         lent.callback(loan.release)
         nbytes = self.take(loan, body)

@@ -156,14 +156,22 @@ class PeerServer:
             ):
                 self._refused("connections")
                 connection.close()
+                await asyncio.sleep(0)  # one that is there already is accepted without a wait
                 continue
             connection.setblocking(False)
-            opening = self._keep(self._open(connection, host))
-            opening.add_done_callback(partial(_close_cancelled, connection))
+            self._openings[host] += 1
+            opening = self._keep(self._open(connection))
+            opening.add_done_callback(partial(self._opened, connection, host))
 
-    async def _open(self, connection: socket.socket, host: str) -> None:
+    def _opened(self, connection: socket.socket, host: str, opening: asyncio.Task[None]) -> None:
+        self._openings[host] -= 1
+        if not self._openings[host]:
+            del self._openings[host]
+        if opening.cancelled():
+            connection.close()
+
+    async def _open(self, connection: socket.socket) -> None:
         """Find out who is there, for at most HELLO_S."""
-        self._openings[host] += 1
         try:
             async with asyncio.timeout(HELLO_S):
                 start = await _first_bytes(connection)
@@ -178,10 +186,6 @@ class PeerServer:
             self._end(connection, error.reason)
         except OSError:
             self._end(connection, "connection")
-        finally:
-            self._openings[host] -= 1
-            if not self._openings[host]:
-                del self._openings[host]
 
     def _end(self, connection: socket.socket, word: str) -> None:
         connection.close()
@@ -273,11 +277,6 @@ class PeerServer:
         except Exception:
             logger.exception("lending=failed node=%s", node[:8])
             self._refused("failed")
-
-
-def _close_cancelled(connection: socket.socket, opening: asyncio.Task[None]) -> None:
-    if opening.cancelled():
-        connection.close()
 
 
 async def _first_bytes(connection: socket.socket) -> bytes:

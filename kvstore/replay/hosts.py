@@ -1,9 +1,9 @@
 """Many nodes without bytes, and what they lend each other.
 
-A host that lacks the end of a prefix does what `kvstore.move.peers` and `kvstore.move.fetch` do: it
-asks up to three others that seem to have more, all of them if they are that few, and takes copies
-of what they have, the longest first. Copies are written to files at their second use. Lending
-changes nothing at the lender.
+A host that lacks the end of a prefix does what `kvstore.move.tenant_peers` and `kvstore.move.fetch`
+do: it asks up to three others that seem to have more, all of them if they are that few, and takes
+copies of what they have, in the order of a host that knows of no zones and no pace. Copies are
+written to files at their second use. Lending changes nothing at the lender.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvstore.decide.heads import Heads
+from kvstore.decide.heads import Heads, head_step
 from kvstore.model.block import BlockKey, Span
 from kvstore.peer.base import KEYS_MAX
-from kvstore.peer.choice import ASKED_MAX, choose
+from kvstore.peer.choice import ASKED_MAX, Offer, best_first, choose
 from kvstore.replay.node import PART, Node, Setup, Traffic
 from kvstore.replay.told import Told
 
@@ -115,10 +115,12 @@ class Hosts:
             return hit
         lent, before = self.lent, hit
         lent.asked += 1
-        answers = [(self._match(other, keys, hit), other) for other in others]
-        for found, other in sorted(answers, key=lambda answer: -answer[0]):
-            if found > hit:
-                hit = self._take(host, other, keys[:found], hit)
+        found = {other: self._match(other, keys, hit) for other in others}
+        offers = [(other, Offer(blocks)) for other, blocks in found.items()]
+        step = head_step(self._block_tokens)
+        for other in best_first(offers, step=step, shuffle=self._draw.shuffle):
+            if found[other] > hit:
+                hit = self._take(host, other, keys[: found[other]], hit)
         lent.hits += hit - before
         lent.vain += hit == before
         return hit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class Deletes:
         self._verifier = verifier
         self._lingering: set[asyncio.Task[None]] = set()
         self.peers: FleetDeletes | None = None  # set once they are known
+        # Called when a delete is noted; what it returns tells whether nobody lends of it any more.
+        self.settling: Callable[[], Callable[[], bool]] = lambda: lambda: True
 
     async def drop_wrong(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         """Verify this node's copies of blocks that a reader reports as corrupt; drop wrong ones.
@@ -85,7 +87,8 @@ class Deletes:
 
     def forbid(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None) -> None:
         """Let nothing of a delete come from other hosts until all of them know of it."""
-        lingering = self._node.deletions.linger(_of(namespace_id), keys, FORBID_S)
+        over = self.settling()
+        lingering = self._node.deletions.linger(_of(namespace_id), keys, FORBID_S, over)
         task = asyncio.get_running_loop().create_task(lingering)
         self._lingering.add(task)
         task.add_done_callback(self._lingering.discard)

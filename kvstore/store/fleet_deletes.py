@@ -54,6 +54,10 @@ class KeepsDeletes(Protocol):
     def doubtful(self) -> Collection[NodeId]:
         """The members that may not have applied what is kept: nothing is borrowed from them."""
 
+    def settling(self) -> Callable[[], bool]:
+        """Return what tells whether every member, but for doubtful ones, is one that a delete kept
+        before now was told to, or that has to apply it before it lends."""
+
     def on_claim(self, told: Callable[[], None]) -> Callable[[], None]:
         """Call `told` whenever this daemon is registered; returns how to stop that."""
 
@@ -199,14 +203,16 @@ class KeptDeletes:
         if not self._begun:
             await self._begin()
         found = await log.read(self._revision)
-        if found.revision < self._revision:  # etcd begins anew: what it keeps is all new
+        was_away = self._now() - self._applied_at > log.token_s
+        lost = found.revision < self._revision
+        if lost or (not was_away and await self._has_begun_anew(claims)):  # all it keeps is new
             logger.warning(
                 "deletes=etcd_lost revision=%d before=%d", found.revision, self._revision
             )
             self._revision, self._renewed_at = 0, float("-inf")
             self._applied.clear()
             found = await log.read(0)
-        elif self._now() - self._applied_at > log.token_s:
+        elif was_away:
             await self._drop_all("away")
         if found.deletes or claims != self._claims:  # it may have lost the token with the key
             self._renewed_at = float("-inf")
@@ -219,6 +225,13 @@ class KeptDeletes:
             await self._renew(log)
         if claims:
             self._claims = claims
+
+    async def _has_begun_anew(self, claims: int) -> bool:
+        """Tell whether etcd, with which this daemon is registered anew, does not know how far it
+        is: it has lost what it had, and may have come further since."""
+        if not self._begun or claims == self._claims or not self._tokens:
+            return False
+        return await self._log.token(self._node) not in self._tokens
 
     async def _begin(self) -> None:
         """Find out how far an earlier start has come, and whether etcd keeps all since then."""

@@ -52,6 +52,7 @@ class TenantInFleet:
             self._lender.may_lend = lambda: True
             return
         self.peers.doubtful = lambda: membership.doubtful
+        self.store.deletes.settling = membership.settling
         kept = self.kept = KeptDeletes(
             membership,
             membership.deletes_of(self.id),

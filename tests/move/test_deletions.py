@@ -8,6 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.move import deletions as deletions_module
 from kvstore.move.deletions import LINGERING_MAX, Deletions
 from kvstore.testing.samples import sample_keys
 
@@ -52,6 +53,43 @@ def test_a_delete_of_everything_lingers_beyond_the_bound() -> None:
         await asyncio.sleep(0)
         with deletions.watch(ONE, KEYS) as watch:
             assert watch.dead == set(KEYS)
+        for each in lingering:
+            each.cancel()
+        await asyncio.gather(*lingering, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("others", [0, LINGERING_MAX], ids=["", "beyond-the-bound"])
+def test_a_delete_lingers_until_it_is_over(monkeypatch: pytest.MonkeyPatch, *, others: int) -> None:
+    monkeypatch.setattr(deletions_module, "LOOK_S", 0.001)
+    over = [False, False]
+
+    async def run() -> None:
+        deletions = Deletions()
+        lingering = [
+            asyncio.ensure_future(deletions.linger({OTHER}, KEYS[:1], 60.0)) for _ in range(others)
+        ]
+        lingers = [
+            asyncio.ensure_future(deletions.linger({ONE}, KEYS[:1], 0.01, lambda at=at: over[at]))
+            for at in range(2)
+        ]
+
+        def dead() -> set[BlockKey]:
+            with deletions.watch(ONE, KEYS) as watch:
+                return watch.dead
+
+        await asyncio.sleep(0.05)
+        assert dead() == set(KEYS if others else KEYS[:1])
+        assert len(deletions._deletes) == others + (1 if others else 2)
+        over[0] = True  # beyond the bound, the second one goes on with what the first has begun
+        await asyncio.sleep(0.05)
+        assert dead()
+        over[1] = True
+        async with asyncio.timeout(5):
+            await asyncio.gather(*lingers)
+        assert not dead()
+        assert len(deletions._deletes) == others
         for each in lingering:
             each.cancel()
         await asyncio.gather(*lingering, return_exceptions=True)

@@ -6,23 +6,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from kvstore.peer import control
 from kvstore.peer.base import PeerCorrupt, PeerError, PeerGone, PeerSlow
-from kvstore.peer.bulk import SILENCE_S
+from kvstore.peer.bulk import SILENCE_S, Bulk
 from kvstore.peer.identity import Ourselves
 from kvstore.peer.tcp import TcpLink, dial
 from kvstore.peer.wire import Frame, Kind
-from kvstore.testing.lender import MemoryLender
+from kvstore.testing.lender import MemoryLender, MemoryLoan
 from kvstore.testing.peer_link import LARGE_NBYTES, full_span, soon, until
 from kvstore.testing.relay import Relay, relayed
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
@@ -186,6 +187,58 @@ def test_a_borrower_that_asks_and_does_not_read_is_counted(monkeypatch: pytest.M
         writer.transport.abort()
 
     through_relay(test)
+
+
+def test_a_peer_that_reads_a_little_now_and_then_is_not_waited_for() -> None:
+    """The kernel waits for it as long as it goes on."""
+
+    async def reads_a_little(slow: socket.socket) -> None:
+        while True:
+            with suppress(BlockingIOError):
+                slow.recv(2048)
+            await asyncio.sleep(0.05)
+
+    async def main(slow: socket.socket, connection: socket.socket) -> None:
+        reading = asyncio.create_task(reads_a_little(slow))
+        bulk = Bulk(connection)
+        began = time.monotonic()
+        with pytest.raises(PeerSlow, match="no room"):
+            async with asyncio.timeout(4 * SILENCE_S):
+                await bulk.send_bytes(bytes(16 << 20))
+        assert time.monotonic() - began > SILENCE_S - 0.1
+        reading.cancel()
+        bulk.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(listener.getsockname())
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 << 20)
+        for each in (slow, connection):
+            each.setblocking(False)
+        asyncio.run(main(slow, connection))
+
+
+class StuckLender(MemoryLender):
+    """What it is asked for, it never finds."""
+
+    async def lend(self, *_: object) -> MemoryLoan:
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+
+def test_what_is_not_found_is_looked_for_as_long_as_its_borrower_waits() -> None:
+    async def main() -> None:
+        lender = StuckLender()
+        lender.register(SMALL)
+        async with asyncio.timeout(20), served(ourselves(LENDER), lender) as found:
+            link = await found.dial(ourselves(BORROWER))
+            with pytest.raises(PeerError):
+                await link.read(SMALL, KEYS, full_span(4), deadline=time.monotonic() + 0.2)
+            await until(lambda: found.server.lending.reads == 0)
+            await link.close()
+
+    asyncio.run(main())
 
 
 # ---- the other process ---------------------------------------------------------------------------

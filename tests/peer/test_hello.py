@@ -244,6 +244,20 @@ def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatc
     run(ourselves(LENDER), test)
 
 
+def test_connections_that_come_all_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "OPENINGS_OF_ONE_MAX", 3)
+
+    async def test(found: Served) -> None:
+        silent = [socket.create_connection(("127.0.0.1", found.server.port)) for _ in range(10)]
+        await until(lambda: found.server.connections)
+        assert (found.server.connections, found.refused["connections"]) == (3, 7)
+        for each in silent:
+            each.close()
+        await until(lambda: found.server.connections == 0)
+
+    run(ourselves(LENDER), test)
+
+
 def test_a_node_that_connects_again_and_again_has_few_links() -> None:
     async def test(found: Served) -> None:
         links = [await found.dial(ourselves(BORROWER)) for _ in range(4)]

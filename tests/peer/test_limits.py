@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -24,6 +27,7 @@ from kvstore.peer.base import (
     PeerIncompatible,
     PeerSlow,
 )
+from kvstore.peer.bulk import Bulk
 from kvstore.peer.messages import BulkBody, decode_ticket, encode
 from kvstore.peer.tcp import TcpLink
 from kvstore.peer.wire import BULK_MAGIC, OPENING, Kind
@@ -166,6 +170,30 @@ def test_a_connection_that_the_lender_has_closed_is_replaced(
         await until(lambda: found.server.connections == 1)
         assert link.reads.connections.count == 1
         assert len(await read(link, keys)) == 2
+
+    run(test)
+
+
+def test_a_connection_that_was_reset_while_nobody_used_it_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reset(self: Bulk) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    monkeypatch.setattr(lending, "IDLE_S", 0.1)
+    monkeypatch.setattr(Bulk, "close", reset)
+
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        keys = lend(lender, "reset", 2)
+        for _ in range(2):
+            await read(link, keys)
+            await until(lambda: found.server.connections == 1)
+            assert link.reads.connections.count == 1
+        most = connections.CONNECTIONS_MAX * connections.READS_MAX
+        turns = [await link.reads.connections.take(soon()) for _ in range(most)]
+        for turn in turns:
+            link.reads.connections.give(turn, good=False)
 
     run(test)
 
@@ -334,6 +362,19 @@ def test_a_record_is_filled_once() -> None:
         await incoming.fill([None])
         with pytest.raises(InvalidRequest):
             await incoming.fill([None])
+
+    run(test)
+
+
+def test_without_a_thread_there_is_no_read() -> None:
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        keys = lend(lender, "threads", 2)
+        threads, link.reads.threads = link.reads.threads, ThreadPoolExecutor(1)
+        link.reads.threads.shutdown()
+        with pytest.raises(PeerGone, match="no thread"):
+            await read(link, keys)
+        link.reads.threads = threads
+        assert len(await read(link, keys)) == 2
 
     run(test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 
 from kvstore.decide.heads import Change, Heads
 from kvstore.decide.policy.registry import BUILT_IN
+from kvstore.model.block import BlockKey
 from kvstore.model.errors import InvalidRequest
 from kvstore.peer.view import View
 from kvstore.replay import Fleet, HostsResult, Setup, Workload, all_of, replay, replay_hosts
 from kvstore.replay.bounds import Bounds
+from kvstore.replay.hosts import Hosts
 from kvstore.replay.routers import LOAD_S, ROUTERS, Affinity, KVAware, make_router
 from kvstore.replay.rows import Row
 from kvstore.replay.told import Told
 from kvstore.replay.workload import load_workload, workload_of
+from kvstore.testing.samples import sample_keys
 from tests.replay.traces import chat, mooncake, write
 
 T = 512
@@ -219,3 +223,24 @@ def test_a_view_changed_at_once_is_the_one_changed_beside_others() -> None:
             assert view.pending == 0
             assert len(view) == len(plain)
         assert all(bool(view.holders([h], 1)) == (h in plain) for h in range(50))
+
+
+def test_of_lenders_within_a_head_any_may_be_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a daemon: one block more, of 16 to a head, does not send all to the same host."""
+    take, first = Hosts._take, list[int]()
+
+    def noted(self: Hosts, host: int, other: int, keys: Sequence[BlockKey], hit: int) -> int:
+        if host == 2 and not hit:
+            first.append(other)
+        return take(self, host, other, keys, hit)
+
+    monkeypatch.setattr(Hosts, "_take", noted)
+    setup = Setup(dram_blocks=4000)
+    hosts = Hosts(3, setup, 16, age_s=0.0, view_nbytes_max=1 << 20, seed=1)
+    for number in range(40):
+        keys = sample_keys(f"prefix {number}", 20)
+        assert hosts.ask(0, keys, 0.0) == 0
+        assert hosts.ask(1, keys[:19], 0.0) == 19
+        assert hosts.ask(2, keys, 0.0) == 20  # who has less is asked first, and the other then
+    assert 8 < first.count(1) < 32
+    assert len(first) == 40

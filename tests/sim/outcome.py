@@ -40,6 +40,8 @@ class Outcome:
     quarantined: int = 0
     fleet_deletes: int = 0
     fleet_refused: int = 0
+    kept_applied: int = 0
+    dropped_all: int = 0
 
     def count(self, kind: str) -> int:
         return sum(text.startswith(f"{kind}:") for text in self.violations)

@@ -5,7 +5,9 @@
     python -m tests.sim.run --stores 8         with so many stores that borrow from each other
 
 Two seeds in five have 3 to 8 stores on a network that loses, doubles, delays, reorders, parts, cuts
-and flips (tests/sim/fleet). The others have one store.
+and flips (tests/sim/fleet). The others have one store. Who is away while a delete of the fleet is
+answered has to learn of it from etcd: `kept_applied` counts such deletes, `dropped_all` the starts
+that could not tell which they had missed.
 
 `lost` counts broken promises about what was answered as durable, `wrong` bytes that nobody put,
 `resurrected` what came back after a delete was answered, `leaked` leases, slots or bytes over a cap
@@ -74,6 +76,8 @@ COUNTS = (
     "quarantined",
     "fleet_deletes",
     "fleet_refused",
+    "kept_applied",
+    "dropped_all",
 )
 
 

@@ -14,6 +14,7 @@ from kvstore.move.deletions import Watch
 from kvstore.move.peers import Peer, Peers
 from kvstore.move.sources import Brought, Sources
 from kvstore.move.tenant_peers import TenantPeers
+from kvstore.store.fleet_deletes import KeptDeletes
 from kvstore.store.lender import StoreLender, StoreLoan
 from kvstore.tier.file.durability import Durability
 from tests.sim.fleet import world
@@ -66,6 +67,16 @@ def test_a_delete_that_skips_a_member_is_found(monkeypatch: pytest.MonkeyPatch) 
         return self.source(peer).open_link()
 
     monkeypatch.setattr(TenantPeers, "_delete_at", skips)
+    assert _found("resurrected", "in the whole fleet")
+
+
+def test_a_host_that_was_away_and_does_not_apply_what_is_kept_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing(*_: object) -> None:
+        """Read what is kept, and apply none of it."""
+
+    monkeypatch.setattr(KeptDeletes, "_apply_all", nothing)
     assert _found("resurrected", "in the whole fleet")
 
 

@@ -425,6 +425,9 @@ class EtcdMembers(Engine):
 
     async def refresh(self) -> None: ...
 
+    def settling(self) -> Callable[[], bool]:
+        return lambda: True
+
 
 def test_a_tenant_that_has_left_hears_of_no_registration(sim: Node) -> None:
     members = EtcdMembers(Etcd())
@@ -436,6 +439,7 @@ def test_a_tenant_that_has_left_hears_of_no_registration(sim: Node) -> None:
         await here.apply_deletes(members, NODE, "fleet", None)  # type: ignore[arg-type]
         assert here.kept is not None
         assert members.told == [here.kept.look]
+        assert sim.store.deletes.settling == members.settling
         await here.close()
         assert members.told == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.membership.etcd_deletes import Delete
 from kvstore.membership.state_files import DELETES_FILE, DELETES_NBYTES_MAX, AppliedDeletes
 from kvstore.model.errors import Unavailable
 from kvstore.testing.disks import FaultyDisk, failing
@@ -76,6 +77,21 @@ def test_who_cannot_read_how_far_it_is_drops_its_files(
         node.run(kept.start())
         assert kept.current
         assert node.get(A) == hit
+
+
+def test_a_delete_of_an_etcd_that_was_emptied_and_has_come_further_is_applied(
+    tmp_path: Path,
+) -> None:
+    etcd, engine = Etcd(), Engine()
+    with Node(tmp_path / "a") as node:
+        node.put(A, durable=True, wait_s=5.0)
+        kept = kept_of(node, etcd, engine, None)
+        node.run(kept.start())
+        etcd.renewed, engine.claims = "", 2  # it has no key of this daemon, and no token
+        etcd.deletes = [Delete(SPEC.id, tuple(A[8:]), 3)]
+        etcd.revision += 100
+        assert node.run(kept._try())
+        assert node.get(A) == 8
 
 
 @pytest.mark.parametrize("missed_max", [16, 1], ids=["", "more-than-are-kept-for-a-disk"])

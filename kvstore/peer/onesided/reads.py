@@ -43,13 +43,13 @@ END_S = 2.0  # for a read whose endpoint was ended; then its targets are in limb
 
 
 class _Peer:
-    """The peer's memory as our driver knows it. uses: reads under way."""
+    """The peer's memory as our driver knows it. uses: reads under way. ended: its remote is."""
 
     def __init__(self, remote: Any, version: int) -> None:
         self.remote = remote
         self.version = version
         self.uses = 0
-        self.stale = False
+        self.stale = self.ended = False
 
 
 class OneSidedReads:
@@ -156,6 +156,9 @@ class OneSidedReads:
             self._disconnect(peer)
 
     def _disconnect(self, peer: _Peer) -> None:
+        if peer.ended:
+            return
+        peer.ended = True
         try:
             self.mover.disconnect(peer.remote)
         except DriverError as error:
@@ -293,4 +296,8 @@ class OneSidedIncoming:
             pairs = zip(wanted, views, strict=True)
             return [at for at, view in pairs if checksum(view) != self.checksums[at]]
 
-        return await asyncio.get_running_loop().run_in_executor(self._reads.threads, look)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reads.threads, look)
+        except RuntimeError as error:  # there can be none, or the daemon stops
+            message = f"no thread to verify what {self._reads.name} has: {error}"
+            raise PeerGone(message, reason="failed") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -12,7 +13,8 @@ from kvstore.decide.heads import Heads
 from kvstore.decide.planner import DAEMON_SESSION, SessionId
 from kvstore.format.codec import codec_by_name
 from kvstore.format.frame import FrameHeader
-from kvstore.membership.etcd import EtcdMembership
+from kvstore.membership.etcd import LIST_S
+from kvstore.membership.etcd_deletes import CALL_S
 from kvstore.model.block import BlockKey, Grant, NamespaceId, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.model.member import Origin
@@ -23,25 +25,28 @@ from kvstore.move.promote import Promotion
 from kvstore.move.tenant_peers import DELETE_S
 from kvstore.peer.base import NAMED_KEYS_MAX
 from kvstore.settings import ObjectSettings
+from kvstore.store.deletes import Burial
 from kvstore.tier.object import ObjectTier
 from tests.sim.daemon import Daemon
 from tests.sim.fleet.bucket import SimBucket, SimObjects
 from tests.sim.fleet.etcd import SimEtcd
 from tests.sim.fleet.network import Network
-from tests.sim.fleet.truth import BUCKET, HostModel, Truth
+from tests.sim.fleet.truth import BUCKET, HostModel, Order, Truth
 from tests.sim.loop import SimLoop
 from tests.sim.model import Item, Violation
 
+ORDER: ContextVar[Order] = ContextVar("order")
 T = TypeVar("T")
 Frames = Sequence[tuple[FrameHeader, Sequence[memoryview]]]
 ACQUIRE_S = 0.5
+KEEP_S = 3 * CALL_S + LIST_S  # until etcd keeps a delete, and has said who is there
 SLACK_S = 1.5  # for disks and messages that are late, beyond what a call may take
 OBJECTS = ObjectSettings(url="file:///sim", grace_s=120.0, believed_s=8.0, collect_every_s=20.0)
 
 
 @dataclass(slots=True)
 class World:
-    """What all hosts share."""
+    """What all hosts share. kept_s: for how long etcd keeps deletes."""
 
     loop: SimLoop
     draw: Random
@@ -50,13 +55,13 @@ class World:
     objects: SimObjects
     truth: Truth
     note: Callable[[BaseException], None]
+    kept_s: float
 
 
 class FleetDaemon(Daemon):
     """A daemon with other hosts around it: calls for the whole fleet, and what they may take."""
 
     scrub_every_s = 6.0
-    membership: EtcdMembership
 
     def __init__(
         self, world: World, bucket: SimBucket | None, loop: SimLoop, *args: Any, **more: Any
@@ -100,19 +105,15 @@ class FleetDaemon(Daemon):
         """Tell the model of every delete and every copy, whoever asks for them."""
         self.planner.index.heads = Heads()
         deletes, puts = self.store.deletes, self.store.puts
-        delete, clear, commit = deletes.delete, deletes.clear, puts.commit
+        burial, of_files, commit = deletes.burial, deletes.burial_of_files, puts.commit
 
-        async def told_delete(namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-            event = self._forget(keys)
-            deleted = await delete(namespace_id, keys)
-            self.model.bury(keys, event)
-            return deleted
+        def told_burial(
+            namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+        ) -> Burial:
+            return self._told(burial(namespace_id, keys), keys)
 
-        async def told_clear(namespace_id: NamespaceId | None) -> int:
-            event = self._forget(self.space.keys)
-            deleted = await clear(namespace_id)
-            self.model.bury(self.space.keys, event)
-            return deleted
+        def told_of_files() -> Burial:
+            return self._told(of_files(), None)
 
         async def told_commit(
             session: SessionId, lease_id: int, checksums: Sequence[int], **more: Any
@@ -121,9 +122,29 @@ class FleetDaemon(Daemon):
                 self._arrives(lease_id, checksums)
             return await commit(session, lease_id, checksums, **more)
 
-        deletes.delete = told_delete  # type: ignore[method-assign]
-        deletes.clear = told_clear  # type: ignore[method-assign]
+        deletes.burial = told_burial  # type: ignore[method-assign]
+        deletes.burial_of_files = told_of_files  # type: ignore[method-assign]
         puts.commit = told_commit  # type: ignore[method-assign]
+
+    def _told(self, burial: Burial, keys: Sequence[BlockKey] | None) -> Burial:
+        """Have a delete on this host tell the model, in the step in which it forgets. It is run
+        until it is done, and forgets once: what is put meanwhile stays."""
+        gone = self.space.keys if keys is None else keys
+        run, forget, begun = burial.run, burial._forget_in_steps, list[int]()
+
+        async def told_forget(came: list[BlockKey]) -> None:
+            if not begun:
+                begun.append(self._forget(gone))
+            await forget(came)
+
+        async def told_run() -> int:
+            deleted = await run()
+            self.model.bury(gone, begun[0])
+            return deleted
+
+        burial._forget_in_steps = told_forget  # type: ignore[method-assign]
+        burial.run = told_run  # type: ignore[method-assign]
+        return burial
 
     def _forget(self, keys: Collection[BlockKey]) -> int:
         """Note that a delete is carried out. What a disk has that is out of use may be gone, too,
@@ -209,8 +230,9 @@ class FleetDaemon(Daemon):
         await self._everywhere(self.space.keys, self.store.deletes.clear_everywhere(namespace_id))
 
     async def _everywhere(self, keys: Sequence[BlockKey], work: Awaitable[int]) -> None:
-        order = self.truth.begin(keys, self.membership.members())
-        limit_s = DELETE_S * math.ceil(len(keys) / NAMED_KEYS_MAX)
+        order = self.truth.begin(keys)
+        ORDER.set(order)  # for the tasks that carry it out
+        limit_s = KEEP_S + DELETE_S * math.ceil(len(keys) / NAMED_KEYS_MAX)
         limit_s = max(limit_s, BUCKET_DELETE_S if self._bucket is not None else 0.0)
         try:
             await self.timed("a fleet's delete", limit_s, work)

@@ -7,6 +7,7 @@ its own code.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,30 +42,38 @@ class _Lease:
 
 
 class SimEtcd:
-    """away: it answers nobody, like one that is stopped. cut_off: hosts that do not reach it."""
+    """away: it answers nobody, like one that is stopped. cut_off: hosts that do not reach it.
+    emptied: how often it lost everything."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, draw: Random) -> None:
         self.away = False
         self.cut_off: set[str] = set()
+        self.emptied = 0
+        self._missed: dict[str, float] = {}  # by host: when a message did not arrive
         self._loop = loop
         self._draw = draw
         self._keys: dict[bytes, _Key] = {}
+        self._past: dict[bytes, list[tuple[int, _Key | None]]] = {}  # from which revision on
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
         self._revision = 1
         self._watching: dict[asyncio.Queue[pb.Event], None] = {}
-        self.emptied = 0  # how often
 
     def empty(self) -> None:
         """Lose everything, as one does that starts again without its data."""
         self.emptied += 1
         self._keys.clear()
+        self._past.clear()
         self._leases.clear()
         self._watching.clear()
         self._revision = 1
 
     def has(self, node: str) -> bool:
-        return any(key.endswith(node.encode()) for key in self._keys)
+        return any(key.endswith(f"/nodes/{node}".encode()) for key in self._keys)
+
+    def missed_at(self, host: str) -> float:
+        """Return when a message between etcd and a host did not arrive last."""
+        return self._missed.get(host, -math.inf)
 
     async def expire(self) -> None:
         """Drop what is not renewed. Ends by being cancelled. One that is away loses its time, and
@@ -80,10 +89,35 @@ class SimEtcd:
 
     # ---- what calls do, once they have arrived ---------------------------------------------------
 
-    def range(self, begin: bytes, end: bytes, limit: int) -> pb.RangeResponse:
-        found = [k for k in sorted(self._keys) if begin <= k < end][:limit]
-        kvs = [self._kv(key) for key in found]
-        return pb.RangeResponse(header=pb.Header(revision=self._revision), kvs=kvs)
+    def range(self, request: pb.RangeRequest) -> pb.RangeResponse:
+        """Raises Unavailable for a revision that is to come."""
+        if request.revision > self._revision:
+            raise Unavailable("etcd: mvcc: required revision is a future revision")
+        begin, end = request.key, request.range_end or request.key + b"\0"
+        there = self._at(request.revision)
+        found = [
+            self._kv(key, held)
+            for key, held in sorted(there.items())
+            if begin <= key < end and held.changed >= request.min_mod_revision
+        ]
+        shown = found[: request.limit] if request.limit else found
+        return pb.RangeResponse(
+            header=pb.Header(revision=self._revision),
+            kvs=[] if request.count_only else shown,
+            more=len(shown) < len(found),
+            count=len(found),
+        )
+
+    def _at(self, revision: int) -> dict[bytes, _Key]:
+        """Return the keys as they were at a revision; 0: as they are."""
+        if not revision:
+            return self._keys
+        there = {}
+        for key, past in self._past.items():
+            held = [each for since, each in past if since <= revision]
+            if held and held[-1] is not None:
+                there[key] = held[-1]
+        return there
 
     def txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         holds = all(self._holds(each) for each in request.compare)
@@ -107,6 +141,7 @@ class SimEtcd:
         for key in [k for k, held in self._keys.items() if held.lease == lease_id]:
             del self._keys[key]
             self._revision += 1
+            self._past[key].append((self._revision, None))
             kv = pb.KeyValue(key=key, mod_revision=self._revision)
             self._tell(pb.Event(type=pb.Event.DELETE, kv=kv))
 
@@ -120,8 +155,7 @@ class SimEtcd:
     def revision(self) -> int:
         return self._revision
 
-    def _kv(self, key: bytes) -> pb.KeyValue:
-        held = self._keys[key]
+    def _kv(self, key: bytes, held: _Key) -> pb.KeyValue:
         return pb.KeyValue(key=key, value=held.value, lease=held.lease, mod_revision=held.changed)
 
     def _holds(self, compare: pb.Compare) -> bool:
@@ -135,16 +169,15 @@ class SimEtcd:
 
     def _do(self, op: pb.RequestOp) -> pb.ResponseOp:
         if op.HasField("request_range"):
-            key = op.request_range.key
-            there = self.range(key, key + b"\0", 1)
-            return pb.ResponseOp(response_range=there)
+            return pb.ResponseOp(response_range=self.range(op.request_range))
         put, held = op.request_put, self._keys.get(op.request_put.key)
         if put.lease not in self._leases:
             raise Unavailable("etcd: requested lease not found")
         self._revision += 1
         created = held.created if held else self._revision
-        self._keys[put.key] = _Key(put.value, put.lease, created, self._revision)
-        self._tell(pb.Event(type=pb.Event.PUT, kv=self._kv(put.key)))
+        new = self._keys[put.key] = _Key(put.value, put.lease, created, self._revision)
+        self._past.setdefault(put.key, []).append((self._revision, new))
+        self._tell(pb.Event(type=pb.Event.PUT, kv=self._kv(put.key, new)))
         return pb.ResponseOp()
 
     def _tell(self, event: pb.Event) -> None:
@@ -160,6 +193,7 @@ class SimEtcd:
         """Take as long as a message does; never return if it does not arrive."""
         await asyncio.sleep(self._draw.expovariate(1 / CALL_S))
         if not self.reaches(host) or self._draw.random() < LOST:
+            self._missed[host] = self._loop.time()
             await asyncio.Event().wait()
 
 
@@ -178,7 +212,11 @@ class SimEtcdCalls:
     async def list(
         self, begin: bytes, end: bytes, *, limit: int, timeout_s: float
     ) -> pb.RangeResponse:
-        return await self._call(lambda: self._etcd.range(begin, end, limit), timeout_s)
+        request = pb.RangeRequest(key=begin, range_end=end, limit=limit)
+        return await self.range(request, timeout_s=timeout_s)
+
+    async def range(self, request: pb.RangeRequest, *, timeout_s: float) -> pb.RangeResponse:
+        return await self._call(lambda: self._etcd.range(request), timeout_s)
 
     async def txn(self, request: pb.TxnRequest, *, timeout_s: float) -> pb.TxnResponse:
         return await self._call(lambda: self._etcd.txn(request), timeout_s)

@@ -12,19 +12,23 @@ from typing import Any, TypeVar
 
 from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.membership.base import PING_S, NodeIdTaken
-from kvstore.membership.etcd import EtcdMembership
-from kvstore.model.block import BlockKey, Span
+from kvstore.membership.etcd import DAY_S, EtcdMembership
+from kvstore.membership.state_files import AppliedNote
+from kvstore.model.block import BlockKey, NamespaceId, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.member import Member, NodeId, State
+from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.move.peers import Peers
 from kvstore.move.tenant_peers import TenantPeers
 from kvstore.sealing import Sealing
 from kvstore.settings import ClusterSettings
+from kvstore.store.fleet_deletes import KeptDeletes
+from kvstore.store.lender import StoreLender
 from kvstore.system.background import keep_running
 from tests.sim.daemon import Daemon, Settings
 from tests.sim.fleet.bucket import SimBucket
-from tests.sim.fleet.daemon import FleetDaemon, World
+from tests.sim.fleet.daemon import ORDER, FleetDaemon, World
 from tests.sim.fleet.etcd import CLIENT
 from tests.sim.fleet.link import SimLink, dial
 from tests.sim.fleet.serving import SimServer
@@ -62,8 +66,35 @@ class LastMembers:
         self._members = list(members)
 
 
+class AppliedDeletes:
+    """deletes.json, on such a disk."""
+
+    def __init__(self) -> None:
+        self._note: AppliedNote | None = None
+
+    def read(self) -> AppliedNote | None:
+        return self._note
+
+    def write(self, revision: int, tokens: Sequence[str]) -> None:
+        self._note = AppliedNote("default", revision, list(tokens))
+
+
+class _Told:
+    """The members of a fleet, who are told of deletes; and the model, who they are."""
+
+    def __init__(self, tenant: TenantPeers) -> None:
+        self._tenant = tenant
+
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        ORDER.get().listed = frozenset(peer.member.node for peer in self._tenant)
+        await self._tenant.delete(namespace_id, keys)
+
+
 class Host(Side):
-    """See the module. up: it serves. node: its id, which outlives its lives."""
+    """See the module. up: it serves, since `began_at` or later. node: its id, which outlives its
+    lives. kept: what etcd keeps of deletes, as this life applies it."""
 
     def __init__(self, world: World, number: int, settings: Settings, *, with_bucket: bool) -> None:
         self.number = number
@@ -71,16 +102,19 @@ class Host(Side):
         self.name = f"host {number}"
         self.lives = 0
         self.up = False
+        self.began_at = 0.0
+        self.kept: KeptDeletes | None = None
         self.with_bucket = with_bucket
         self.server: SimServer | None = None
         self.peers: Peers | None = None
         self.membership: EtcdMembership | None = None
         self._world = world
         self._last = LastMembers()
+        self._applied = AppliedDeletes()
         self._state = State.UP
         self._instance = ""
         self._ahead_s = 0.0
-        self._tending: asyncio.Task[None] | None = None
+        self._tending: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._context = Context()
         model = HostModel(world.truth, self.node)
@@ -121,6 +155,7 @@ class Host(Side):
     async def begin(self) -> None:
         """Start: recover, join the fleet, serve engines."""
         self.lives += 1
+        self.began_at, self.kept = self._loop.time(), None
         context = self._context = Context()
         context.run(OWNER.set, self.owner)
         context.run(CLIENT.set, (self._world.etcd, self.node))
@@ -135,6 +170,7 @@ class Host(Side):
         await self.recover(again=self.lives > 1)
         daemon, world = self.fleet_daemon, self._world
         lender = daemon.store.lender(self._instance)
+        lender.may_lend = lambda: self.kept is not None and self.kept.current
         self.server = SimServer(
             world.network, self.member, lender, copy_context(), daemon.read_file
         )
@@ -142,7 +178,6 @@ class Host(Side):
         peers = self.peers = Peers(self._dial, self.node, daemon.metrics, self.now)
         tenant = TenantPeers(peers, daemon.metrics, self.now, zone=zone)
         membership = self.membership = self._new_membership(self._last)
-        daemon.membership = membership
         membership.on_change(lambda: peers.know(membership.members()))
         try:
             await membership.join(self.member())
@@ -150,12 +185,37 @@ class Host(Side):
             world.note(Violation("bug", f"its own earlier start keeps it away: {error}"))
             return
         peers.know(membership.members())
-        tending = keep_running("peers", peers.run, daemon.metrics.task_failed)
-        self._tending = asyncio.create_task(tending)
         daemon.store.join_fleet(self.node, tenant, dict)
+        kept = await self._apply_deletes(lender, tenant)
+        failed = daemon.metrics.task_failed
+        self._tending = [
+            asyncio.create_task(keep_running("deletes", kept.run, failed)),
+            asyncio.create_task(keep_running("peers", peers.run, failed)),
+        ]
         daemon.store.sessions.on_engines.append(self._tell)
         self.wire.arrive(daemon)
         self.up = True
+
+    async def _apply_deletes(self, lender: StoreLender, tenant: TenantPeers) -> KeptDeletes:
+        """Apply what was deleted meanwhile, as `TenantInFleet` does."""
+        daemon, membership = self.fleet_daemon, self.membership
+        assert membership is not None
+        tenant.doubtful = lambda: membership.doubtful
+        kept = self.kept = KeptDeletes(
+            membership,
+            membership.deletes_of(NO_TENANT_ID),
+            node=self.node,
+            deletes=daemon.store.deletes,
+            told=_Told(tenant),
+            note=self._applied,  # type: ignore[arg-type]
+            metrics=daemon.metrics,
+            now=self.now,
+        )
+        daemon.store.deletes.peers = kept
+        daemon.store.deletes.settling = membership.settling
+        lender.on_delete = kept.look
+        await kept.start()
+        return kept
 
     def new_daemon(self) -> Daemon:
         """The store of one life."""
@@ -208,7 +268,11 @@ class Host(Side):
 
     def _new_membership(self, last: LastMembers) -> EtcdMembership:
         return EtcdMembership(
-            ClusterSettings(etcd="http://etcd:2379", etcd_ttl_s=TTL_S),
+            ClusterSettings(
+                etcd="http://etcd:2379",
+                etcd_ttl_s=TTL_S,
+                deletes_kept_days=self._world.kept_s / DAY_S,
+            ),
             ping=self._answers,
             last=last,  # type: ignore[arg-type]
             failed=self.daemon.metrics.task_failed,
@@ -266,9 +330,11 @@ class Host(Side):
         self._tell()
         await asyncio.sleep(DRAIN_S)  # what was being carried out ends
         self.wire.cut_off()
-        if self._tending is not None:
-            self._tending.cancel()
-            await asyncio.gather(self._tending, return_exceptions=True)
+        for task in self._tending:
+            task.cancel()
+        await asyncio.gather(*self._tending, return_exceptions=True)
+        if self.kept is not None:
+            self.kept.close()
         await asyncio.gather(*self._telling, return_exceptions=True)
         await self.membership.leave()
         await self.peers.close()

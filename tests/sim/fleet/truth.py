@@ -2,14 +2,17 @@
 
 A version of a block is put on one host, and arrives on others: each arrival is an event. A host may
 serve what arrived on it after its own last delete of the key. Nobody may serve what was put before
-a delete for the whole fleet that was answered. What a host had that was no member then is exempt,
-wherever it goes from there: nobody could tell that host.
+a delete for the whole fleet that was answered. A host that was no member then may, but only as long
+as it was not able to read in etcd what was deleted, and no other host may have it from there.
+Exempt, wherever it goes, is what was in the bucket, or on a host with a bucket, while a host with a
+bucket did not know of the delete; and what etcd has lost, on hosts that had not heard of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.model.block import BlockKey
@@ -21,19 +24,32 @@ BUCKET = "bucket"
 @dataclass(slots=True, eq=False)
 class Order:
     """A delete for the whole fleet. begun: when it was asked for. listed: the members that the
-    host that was asked knew of. reached: the hosts that have carried it out, durably."""
+    host that was asked told of it, once etcd kept it. reached: the hosts that have carried it out,
+    durably. lost: etcd does not keep it any more."""
 
     keys: frozenset[BlockKey]
     begun: int
-    listed: frozenset[str]
+    listed: frozenset[str] = frozenset()
     reached: set[str] = field(default_factory=set)
     exempt: set[int] = field(default_factory=set)  # checksums
+    answered_at: float = math.inf
+    lost: bool = False
+
+    def has_told(self, host: str) -> bool:
+        return host in self.reached or host in self.listed
 
 
 class Truth:
-    """with_bucket: the hosts that share the bucket."""
+    """with_bucket: the hosts that share the bucket. is_behind: says whether a host need not know
+    yet of a delete that was answered at a moment. is_blind: whether it could not read any delete
+    since its start, and borrows all the same."""
 
-    def __init__(self, space: Space, with_bucket: Collection[str]) -> None:
+    def __init__(
+        self, space: Space, with_bucket: Collection[str], now: Callable[[], float]
+    ) -> None:
+        self.is_behind: Callable[[str, float], bool] = lambda host, answered_at: False
+        self.is_blind: Callable[[str], bool] = lambda host: False
+        self._now = now
         self.space = space
         self.versions: dict[int, Version] = {}
         self.published: dict[int, int] = {}
@@ -54,14 +70,15 @@ class Truth:
             self.published[version.checksum] = event
             self._of_key[version.item.key].append(version.checksum)
 
-    def begin(self, keys: Collection[BlockKey], listed: Iterable[str]) -> Order:
-        order = Order(frozenset(keys), self.next_event(), frozenset(listed))
+    def begin(self, keys: Collection[BlockKey]) -> Order:
+        order = Order(frozenset(keys), self.next_event())
         self._open.add(order)
         return order
 
     def carried_out(self, host: str, keys: Collection[BlockKey], begun: int) -> None:
         """Note that a host has deleted keys durably, in a delete that began there at an event."""
-        for order in self._open:
+        answered = {order for key in keys for order in self._deleted[key]}
+        for order in self._open | answered:
             if begun > order.begun and order.keys <= set(keys):
                 order.reached.add(host)
 
@@ -72,7 +89,20 @@ class Truth:
         """Note that a delete was answered."""
         self._open.discard(order)
         self.answered += 1
-        excused = [h for h in self.arrived if h not in order.reached | order.listed | {BUCKET}]
+        order.answered_at = self._now()
+        self._exempt(order)
+        for key in order.keys:
+            self._deleted[key].append(order)
+
+    def forget_kept(self) -> None:
+        """Note that etcd has lost every delete."""
+        for order in {*self._open, *(each for some in self._deleted.values() for each in some)}:
+            order.lost = True
+            self._exempt(order)
+
+    def _exempt(self, order: Order) -> None:
+        """Exempt what is where nobody can delete it."""
+        excused = [host for host in self.arrived if self._cannot_hear(host, order)]
         if any(host not in order.reached for host in self._with_bucket):
             excused.append(BUCKET)
         order.exempt.update(
@@ -82,24 +112,31 @@ class Truth:
             if self.published[value] <= order.begun
             and any(value in self.arrived[host] for host in excused)
         )
-        for key in order.keys:
-            self._deleted[key].append(order)
+
+    def _cannot_hear(self, host: str, order: Order) -> bool:
+        """Say whether a host does not know of a delete, and will not before others read from it:
+        what it writes to the bucket is newer there than the tombstone."""
+        if host == BUCKET or order.has_told(host):
+            return False
+        return order.lost or host in self._with_bucket
 
     def arrives(self, host: str, values: Sequence[int]) -> None:
-        """Note that records come to a host, or to the bucket. A host that no delete reached may
-        have been lent them before their lender was told."""
+        """Note that records come to a host, or to the bucket."""
         event = self.next_event()
         self.arrived[host].update((value, event) for value in values)
         for value in values:
             for order in self._deleted[self.versions[value].item.key]:
-                if host not in order.reached | order.listed | {BUCKET}:
+                if self._cannot_hear(host, order) or self.is_blind(host):
                     order.exempt.add(value)
 
-    def is_deleted(self, item: Item, value: int) -> bool:
-        """Say whether nobody may serve a version any more."""
+    def is_deleted(self, host: str, item: Item, value: int) -> bool:
+        """Say whether a host may not serve a version any more, nor may others."""
         put_at = self.published[value]
         return any(
-            put_at <= order.begun and value not in order.exempt for order in self._deleted[item.key]
+            put_at <= order.begun
+            and value not in order.exempt
+            and (order.has_told(host) or not self.is_behind(host, order.answered_at))
+            for order in self._deleted[item.key]
         )
 
 
@@ -156,6 +193,6 @@ class HostModel(Model):
             raise Violation("wrong", f"{self._name(item)} is where it never arrived")
         if self.arrived[value] <= self._forgotten.get(item.key, 0):
             raise Violation("resurrected", f"{self._name(item)} was deleted on this host")
-        if self._truth.is_deleted(item, value):
+        if self._truth.is_deleted(self._host, item, value):
             raise Violation("resurrected", f"{self._name(item)} was deleted in the whole fleet")
         return version

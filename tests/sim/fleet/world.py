@@ -35,6 +35,8 @@ EVENT_EVERY_S = 2.5  # mean: something goes wrong
 QUIET_S = 50.0  # longer than what a fleet remembers, believes, or waits before it tries again
 SHARE_S = 5.0  # in which heads have come to all
 HUNG_S = 600.0  # of virtual time: no seed takes as long
+KEPT_S = (900.0, 900.0, 30.0)  # for which etcd keeps deletes: for longer than most are away
+BEHIND_S = 25.0  # in which whoever reaches etcd has applied a delete: it looks every 15 s
 CHAINS = 8
 TOKENS = 64  # of a block: every fourth is a head
 
@@ -96,8 +98,19 @@ class Fleet:
         shares_bucket = draw.random() < 0.4
         with_bucket = [shares_bucket and draw.random() < 0.7 for _ in range(stores)]
         nodes = [f"{n + 1:032x}" for n in range(stores)]
-        truth = Truth(space, [node for node, has in zip(nodes, with_bucket, strict=True) if has])
-        self.world = World(loop, draw, self.network, self.etcd, self.objects, truth, self._note)
+        sharing = [node for node, has in zip(nodes, with_bucket, strict=True) if has]
+        truth = Truth(space, sharing, loop.time)
+        truth.is_behind, truth.is_blind = self._is_behind, self._is_blind
+        self.world = World(
+            loop,
+            draw,
+            self.network,
+            self.etcd,
+            self.objects,
+            truth,
+            self._note,
+            draw.choice(KEPT_S),
+        )
         self.hosts = [
             Host(self.world, n, _settings(draw, seed + n), with_bucket=with_bucket[n])
             for n in range(stores)
@@ -172,7 +185,7 @@ class Fleet:
     async def _drain(self, host: Host) -> None:
         await host.drain(self._stop_engines(host))
         self._tally(host)
-        await asyncio.sleep(self._draw.expovariate(1 / 2.0))
+        await asyncio.sleep(self._draw.expovariate(1 / self._draw.choice([2.0, 8.0])))
         await self._begin(host)
 
     def _change(self, host: Host, work: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
@@ -200,7 +213,7 @@ class Fleet:
             chosen = draw.random()
             if chosen < 0.25:
                 self._change(host, self._crash)
-            elif chosen < 0.32:
+            elif chosen < 0.36:
                 self._change(host, self._drain)
             else:
                 draw.choice(kinds)(host)
@@ -232,6 +245,7 @@ class Fleet:
             self._loop.call_later(draw.expovariate(1 / 8.0), setattr, etcd, "away", False)
         else:
             etcd.empty()
+            self.world.truth.forget_kept()
 
     def _bucket_goes(self, _: Host) -> None:
         objects, draw = self.objects, self._draw
@@ -258,6 +272,23 @@ class Fleet:
         if told is Told.TAKEN and same and not self.etcd.away:
             self._note(Violation("bug", "a second daemon with a node id was not refused"))
         self.outcome.twins += told is Told.REFUSED
+
+    # ---- deletes that hosts have not heard of ----------------------------------------------------
+
+    def _is_behind(self, node: str, answered_at: float) -> bool:
+        """Say whether a host need not know yet of a delete: it does not serve, or it did not reach
+        etcd since for long enough. One that began since, with an etcd that answers, knows of it."""
+        host = next(each for each in self.hosts if each.node == node)
+        since = max(answered_at, self.etcd.missed_at(node))
+        if not host.up:
+            return True
+        return host.began_at <= since and self._loop.time() - since <= BEHIND_S
+
+    def _is_blind(self, node: str) -> bool:
+        host = next((each for each in self.hosts if each.node == node), None)
+        if host is None or not host.up:
+            return False
+        return host.kept is not None and not host.kept._begun
 
     # ---- looks -----------------------------------------------------------------------------------
 
@@ -313,6 +344,9 @@ class Fleet:
         outcome.copies += daemon.copies
         outcome.fleet_deletes += daemon.fleet_deletes
         outcome.fleet_refused += daemon.fleet_refused
+        kept = daemon.metrics.totals().get("fleet_deletes", {})
+        outcome.kept_applied += int(kept.get("applied", 0))
+        outcome.dropped_all += int(kept.get("dropped_all", 0))
         outcome.evicted += daemon.evicted
         outcome.fine_served += daemon.fine_served
         outcome.taken_out += daemon.taken_out
