@@ -35,9 +35,9 @@ CHECKED_BY = (
 )
 TASKS = (
     *("arena_links", "bucket", "cap", "credentials", "deletes", "devices", "events", "health"),
-    *("holes", "house", "lend_dram", "lend_file", "members.ask", "members.follow", "members.held"),
-    *("members.renew", "members.save", "peers", "pool", "pool_put", "recall", "scrub"),
-    *("tenants_house", "upload", "write_behind"),
+    *("holes", "house", "left_arenas", "lend_dram", "lend_file", "lend_object"),
+    *("members.ask", "members.follow", "members.held", "members.renew", "members.save"),
+    *("peers", "pool", "pool_put", "recall", "scrub", "tenants_house", "upload", "write_behind"),
 )
 """What `keep_running` runs. Some daemons run a part of it; all export all, from the start on."""
 BEGUN = ("corrupt_blocks", "task_failures")  # exported as 0 by each label, from the start on

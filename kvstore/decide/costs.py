@@ -20,7 +20,7 @@ import struct
 from collections import OrderedDict
 from math import exp2, isfinite, log2
 
-from kvstore.model.block import Namespace, NamespaceId
+from kvstore.model.block import Namespace, NamespaceId, Part
 
 LEVEL_MAX = 4
 TELLERS_MAX = 256  # namespaces; who has not asked for the longest time is forgotten
@@ -143,5 +143,17 @@ def _bounded(s_per_block: float) -> float:
 
 
 def block_nbytes(namespace: Namespace) -> int:
-    """Return the bytes of a block, all groups and shards, without its fine parts."""
-    return sum(each.record_nbytes * each.shards for each in namespace.groups if each.refines == -1)
+    """Return the bytes of most blocks, all groups and shards, without their fine parts."""
+    return sum(
+        usual_nbytes(namespace, Part(index, 0)) * each.shards
+        for index, each in enumerate(namespace.groups)
+        if each.refines == -1
+    )
+
+
+def usual_nbytes(namespace: Namespace, part: Part) -> int:
+    """Return the bytes that most records of `part` have, the most where nothing else is known: in a
+    lossy namespace few bases are exact."""
+    refining = (namespace.groups[index] for index in namespace.fine)
+    sizes = (group.base_nbytes for group in refining if group.refines == part.group)
+    return next(sizes, namespace.record_nbytes(part))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.costs import usual_nbytes
 from kvstore.decide.pace import Race, Stakes
 from kvstore.decide.planner import (
     DAEMON_SESSION,
@@ -25,7 +26,7 @@ from kvstore.model.block import BlockKey, Grant, Match, Namespace, Part, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.model.pair import belongs
 from kvstore.move.deletions import Deletions, Watch
-from kvstore.move.load import Load, block_nbytes, usual_nbytes, window_ends
+from kvstore.move.load import Load, block_nbytes, window_ends
 from kvstore.move.load_race import Ended, was_brought
 from kvstore.move.source import (
     STEP_BLOCKS,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.costs import usual_nbytes
 from kvstore.model.block import Namespace, Part, padded
 from kvstore.move.deletions import Watch
 from kvstore.move.source import WINDOW_NBYTES, Listing, Source
@@ -63,11 +64,3 @@ def block_nbytes(namespace: Namespace, *, fine: bool) -> int:
         for index, group in enumerate(namespace.groups)
         if fine or group.refines == -1
     )
-
-
-def usual_nbytes(namespace: Namespace, part: Part) -> int:
-    """Return the bytes that most records of `part` have, the most where nothing else is known: in a
-    lossy namespace few bases are exact."""
-    refining = (namespace.groups[index] for index in namespace.fine)
-    sizes = (group.base_nbytes for group in refining if group.refines == part.group)
-    return next(sizes, namespace.record_nbytes(part))

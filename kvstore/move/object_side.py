@@ -104,8 +104,13 @@ class Objects:
             logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
 
     def set_capacity(self, nbytes: int) -> None:
-        """Change the bucket's cap."""
+        """Change the bucket's cap; what is over it is collected soon."""
         self._tier.set_capacity(nbytes)
+
+    @property
+    def tier(self) -> ObjectTier:
+        """The tier itself, for those who look after its cap."""
+        return self._tier
 
     def written(self, write: Write) -> None:
         """Note what is durable on this node."""

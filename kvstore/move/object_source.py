@@ -99,8 +99,11 @@ class ObjectSource:
         ]
         if set(await self.tier.reads.read(reads, deadline)) - {Outcome.READ}:
             return None
-        if not all(good):
+        wrong = [place for (_, place), is_good in zip(wanted, good, strict=True) if not is_good]
+        if wrong:
             self._metrics.corrupt_blocks.labels("object").inc()
+        for place in wrong:
+            self.tier.reads.spoil(place.frame.location, [place.record[1:]])
         return good
 
     def forget(self, places: Sequence[Place]) -> None:

@@ -121,7 +121,7 @@ class TenantPeers:
 
     async def reach(self, ask: Ask, namespace: Namespace, match: Match, deadline: float) -> int:
         """Return how long a prefix would be with what some host has, which need not know of the
-        namespace before."""
+        namespace before. Each has as long to say it as for `holders`."""
         found = await self._holders(Wish(ask, namespace, match, deadline, registers=False))
         return max((each.listing.found for each in found), default=match.hit_blocks)
 

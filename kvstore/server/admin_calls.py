@@ -144,7 +144,7 @@ def _lookup(lookup: Lookup) -> pb.Lookup:
         request_id=lookup.request_id,
         session_id=lookup.session_id,
         block_tokens=lookup.namespace.block_tokens,
-        block_nbytes=sum(each.record_nbytes * each.shards for each in lookup.namespace.groups),
+        block_nbytes=lookup.block_nbytes,
     )
 
 

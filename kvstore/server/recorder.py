@@ -41,6 +41,12 @@ class Lookup(NamedTuple):
     request_id: str
     session_id: str
 
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block as engines have it: fine parts are no more of it than their bases."""
+        groups = self.namespace.groups
+        return sum(each.record_nbytes * each.shards for each in groups if each.refines == -1)
+
 
 class Recording:
     """The queue of one listener."""

@@ -11,6 +11,7 @@ streams take places and bandwidth of their own tenant.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,8 +68,10 @@ class SharingService(Service):
             return await super().Acquire(request, context)
         if blocks := await self._longer_blocks(request, context):
             return await self._acquire_public(request, context, blocks)
+        began = time.monotonic()
         own = await super().Acquire(request, context)
-        blocks = await self._longer_blocks_elsewhere(request, own.hit_blocks)
+        left_s = request.wait_s - (time.monotonic() - began)
+        blocks = await self._longer_blocks_elsewhere(request, own.hit_blocks, left_s)
         # It may have been taken, and the session may have ended meanwhile.
         if not (blocks and self._may_read(session)):
             return own
@@ -154,12 +157,14 @@ class SharingService(Service):
         own = await super().Match(asked, context)
         return public.hit_blocks if public.hit_blocks > own.hit_blocks else 0
 
-    async def _longer_blocks_elsewhere(self, request: pb.AcquireRequest, hit_blocks: int) -> int:
+    async def _longer_blocks_elsewhere(
+        self, request: pb.AcquireRequest, hit_blocks: int, wait_s: float
+    ) -> int:
         """Return how long a prefix of these keys the shared tenant of another host has, 0 if no
         longer one; then the shared tenant of this one can fetch it. A host that has nothing is told
         nothing."""
         keys = self._requests.keys(request.keys)
-        if hit_blocks >= len(keys) or request.spans or not request.wait_s:
+        if hit_blocks >= len(keys) or request.spans or wait_s <= 0:
             return 0
         namespace = self._store.namespaces.get(NamespaceId(request.namespace_id))
         reach = await self._public_store.elsewhere(
@@ -168,6 +173,7 @@ class SharingService(Service):
             request.skip_blocks,
             recompute_s_per_block=pace_of(request.recompute_s_per_block),
             refined=request.refined,
+            wait_s=min(wait_s, self._public_store.limits.wait_max_s),
         )
         if reach <= max(hit_blocks, request.skip_blocks):
             return 0

@@ -79,7 +79,8 @@ class TenantReport:
     def _share(self, name: str) -> dict[str, dict[str, int]]:
         """Return what a tenant has of each tier whose room is lent, in bytes. lent: to it, beyond
         what it is guaranteed."""
-        tiers = {"dram": self._tenants.dram, "file": self._tenants.file}
+        lent = self._tenants.lending
+        tiers = {"dram": lent.dram, "file": lent.file, "object": lent.object}
         parts = {tier: lending.part(name) for tier, lending in tiers.items()}
         return {
             tier: {

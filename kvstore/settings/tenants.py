@@ -54,22 +54,22 @@ class TenantSettings:
         "Bytes of the file tier that it may use; 0 is all of it.", 0, live=True, key="file.max"
     )
     object_guaranteed_bytes: int = setting(
-        "Bytes of object.capacity that are its own. What no tenant is guaranteed is divided by "
-        "weight, and never lent.",
+        "Bytes of object.capacity that no other tenant can take while this one fills them. What is "
+        "free is lent; what more tenants want than there is, they share by weight.",
         0,
         live=True,
         key="object.guaranteed",
     )
     object_max_bytes: int = setting(
-        "Bytes of object.capacity that it may have at most; 0 is all of it. What its part is more "
-        "than that, the others have.",
+        "Bytes of object.capacity that it may have when others leave them; 0 is all of it.",
         0,
         live=True,
         key="object.max",
     )
     write_bytes_per_day: int = setting(
         "Bytes per day that may be written to the file tier for it at most; 0 is no limit of its "
-        "own. All tenants share file.write_per_day by weight.",
+        "own. All tenants share file.write_per_day by weight; what one leaves of its share, others "
+        "may write.",
         0,
         live=True,
     )
@@ -137,6 +137,11 @@ class TenantSettings:
         """Return the most it may use of the file tier, in bytes over all directories."""
         whole = settings.file.capacity_bytes * len(settings.file.paths)
         return min(self.file_max_bytes or whole, whole)
+
+    def object_max(self, settings: Settings) -> int:
+        """Return the most it may have in the bucket, in bytes."""
+        whole = settings.object.capacity_bytes
+        return min(self.object_max_bytes or whole, whole)
 
     @property
     def names(self) -> tuple[str, ...]:

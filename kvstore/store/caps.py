@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
+from kvstore.decide.policy import WriteBudget
 from kvstore.model.errors import ConfigError
 from kvstore.model.outcome import Reason
 from kvstore.move.file_leases import FileLeases
@@ -14,6 +16,9 @@ from kvstore.store.acquire import Acquisition
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.system.memory import check_capacity, read_memory
+
+if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
+    from kvstore.tier.object import ObjectTier
 
 SHRINK_AGAIN_S = 0.1
 SHED_STEP_NBYTES = 64 << 20  # a few milliseconds of the event loop
@@ -41,6 +46,7 @@ class Caps:
         self._scrub = scrub
         self._resized = asyncio.Event()
         self._gives_back = False  # to other tenants: the cap was not lowered by settings
+        self.bucket_is_lent = False  # its cap moves between tenants, and not by settings
 
     async def check(self, settings: Settings) -> None:
         """Raise ConfigError on what `reconfigure` could not carry out."""
@@ -77,7 +83,7 @@ class Caps:
         if self._scrub is not None:
             self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
         self.set_bounds()
-        if self._objects is not None:
+        if self._objects is not None and not self.bucket_is_lent:
             self._objects.set_capacity(settings.object.capacity_bytes)
         self._node.room.set()
 
@@ -99,6 +105,16 @@ class Caps:
     @property
     def file_cap(self) -> int:
         return self._write_behind.caps.capacity_bytes
+
+    @property
+    def bucket(self) -> ObjectTier | None:
+        """The object tier, which keeps its own cap; None without one."""
+        return self._objects.tier if self._objects is not None else None
+
+    @property
+    def write_budget(self) -> WriteBudget | None:
+        """What bounds the writes of a day to the file tier, None if nothing does."""
+        return self._planner.admission.budget
 
     def set_file(self, nbytes: int) -> None:
         """Change the cap of the file tier, over all directories, between tenants."""

@@ -11,10 +11,13 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvstore.decide.shares import Claim, caps_for, raised
 from kvstore.store.store import Store
+
+if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
+    from kvstore.tier.object import ObjectTier
 
 MIB = 1 << 20
 LOOK_S = 0.05
@@ -118,6 +121,48 @@ class FilePart:
         self._store.caps.set_file(nbytes)
 
 
+class ObjectPart:
+    """A part of the bucket: the objects of one tenant, by the last count and what was written
+    since. share: what it would have if all wanted more than there is; of that, a part is always
+    kept free ahead of it, since others give room back as fast as they list and delete."""
+
+    def __init__(
+        self, tier: ObjectTier, guaranteed: int, most: int, weight: float, share: int
+    ) -> None:
+        self.guaranteed, self.most, self.weight, self.share = guaranteed, most, weight, share
+        self._tier = tier
+
+    @property
+    def used(self) -> int:
+        return self._tier.writes.physical_nbytes if self._tier.is_counted else 0
+
+    @property
+    def held(self) -> int:
+        """Until it is counted, it may hold all that it may have."""
+        return self.used if self._tier.is_counted else self.cap
+
+    @property
+    def cap(self) -> int:
+        return self._tier.capacity_bytes
+
+    @property
+    def least(self) -> int:
+        one = self._tier.run_nbytes_max + STEP_NBYTES  # caps are whole steps, rounded down
+        return max(self.share // HEADROOM_SHARE, one)
+
+    def set_cap(self, nbytes: int) -> None:
+        if self._tier.is_counted or nbytes > self.cap:
+            self._tier.set_capacity(nbytes)
+
+    def set_owed(self, nbytes: int) -> None:
+        """Let it keep this much, even before others have given back what is missing to its cap."""
+        self._tier.keep(nbytes)
+
+    def start_empty(self) -> None:
+        """Begin without room, before it is counted: others may have all of it."""
+        self._tier.set_capacity(0)
+
+
 class _Ask(NamedTuple):
     """Somebody waits until a tenant within its guarantee has so much free."""
 
@@ -200,13 +245,21 @@ class Lending:
         claims = [self._claim(name, part) for name, part in self._parts.items()]
         before = [claim.cap for claim in claims]
         targets = [_step(each) for each in caps_for(self._whole_bytes, claims)]
+        for part, target in zip(parts, targets, strict=True):
+            if isinstance(part, ObjectPart):
+                part.set_owed(target)
         lowered = [min(cap, target) for cap, target in zip(before, targets, strict=True)]
         _set(parts, before, lowered)
         held = [part.held for part in parts]
         higher = raised(self._whole_bytes, held, lowered, targets)
-        now = [_step(each) for each in higher]
-        _set(parts, lowered, now)
-        self._settled = now == before
+        _set(parts, lowered, [_step(each) for each in higher])
+        self._settled = [part.cap for part in parts] == before
+
+    def counted(self, name: str) -> None:
+        """Look now, since what a tenant holds was counted anew: what it has more is no growth."""
+        if (part := self._parts.get(name)) is not None:
+            self._used[name] = part.used
+            self.look()
 
     def _claim(self, name: str, part: Part) -> Claim:
         used = part.used

@@ -59,7 +59,6 @@ if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to u
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
-REACH_S = 0.05  # for others to say how much they have
 DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 
 
@@ -221,9 +220,10 @@ class Store:
         *,
         recompute_s_per_block: float,
         refined: bool,
+        wait_s: float,
     ) -> int:
         """Return how long a prefix would be with what other hosts have of it, 0 without any. The
-        namespace need not be registered here."""
+        namespace need not be registered here. wait_s: at most, whatever hosts far away need."""
         peers, now = self._acquisition.sources.peers, self._node.now()
         ask = Ask(
             DAEMON_SESSION,
@@ -239,7 +239,7 @@ class Store:
         match = Match(skip_blocks, skip_blocks)
         if peers is None or not peers.may_have(ask, namespace, match):
             return 0
-        return await peers.reach(ask, namespace, match, now + REACH_S)
+        return await peers.reach(ask, namespace, match, now + wait_s)
 
     def announce(self, announcer: Announcer | None) -> Index:
         """Tell somebody the tokens of blocks from now on, None for nobody; returns the index, for
@@ -302,8 +302,9 @@ class Store:
         task = keep_running(name, work, self._metrics.task_failed)
         self._tasks.append(asyncio.create_task(task))
 
-    async def close(self, drain_s: float = 10.0) -> None:
-        """Flush for at most `drain_s` and close the tiers."""
+    async def close(self, drain_s: float = 10.0, *, retire: bool = False) -> None:
+        """Flush for at most `drain_s` and close the tiers. retire: the arena's memory goes back to
+        the system even if clients keep it mapped; the caller watches the arena, and closes it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -324,7 +325,7 @@ class Store:
         try:
             await self._node.write_behind.close(drain_s)
         finally:
-            await self._node.arena.close()
+            await (self._node.arena.retire() if retire else self._node.arena.close())
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:
         """Let a namespace not be forgotten during a call in it. Raises UnknownNamespace."""

@@ -1,5 +1,5 @@
-"""What of the daemon's is divided between its tenants, and not lent: the bucket, and what may be
-written a day."""
+"""What each tenant has of the bucket, and of what may be written a day, when all want more than
+there is. What one does not use of it is lent to others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from kvstore.settings import Settings, TenantSettings
 
 
 def write_share(settings: Settings, tenant: TenantSettings) -> int:
-    """Return the bytes a day that may be written to the file tier for a tenant, 0 for no limit: its
-    part of the daemon's by weight. What others may not have, by their own limits, is divided, too.
-    """
+    """Return the bytes a day that may be written to the file tier for a tenant whatever others do,
+    0 for no limit: its part of the daemon's by weight. What others may not have, by their own
+    limits, is divided, too."""
     whole = settings.file.write_bytes_per_day
     if not whole:
         return tenant.write_bytes_per_day
     return max(1, _part(settings, tenant, whole, lambda each: each.write_bytes_per_day or whole))
 
 
+def write_max(settings: Settings, tenant: TenantSettings) -> int:
+    """Return the bytes a day that may be written to the file tier for a tenant when others leave
+    them, 0 for no limit."""
+    whole = settings.file.write_bytes_per_day
+    return min(filter(None, (whole, tenant.write_bytes_per_day)), default=0)
+
+
 def object_share(settings: Settings, tenant: TenantSettings) -> int:
-    """Return the bytes that a tenant may have in the bucket: what it is guaranteed, and its part by
-    weight of what nobody is, up to its own limit."""
+    """Return the bytes that a tenant begins with in the bucket: what it is guaranteed, and its part
+    by weight of what nobody is, up to its own limit."""
     whole = settings.object.capacity_bytes
     guaranteed = tenant.object_guaranteed_bytes
     free = whole - sum(each.object_guaranteed_bytes for each in _among(settings, tenant))

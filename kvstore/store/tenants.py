@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +19,10 @@ from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
 from kvstore.settings import Settings, TenantSettings
 from kvstore.store.erasure import Place
 from kvstore.store.lanes import LaneMaker, Lanes
-from kvstore.store.lending import STEP_NBYTES, DramPart, FilePart, Lending
+from kvstore.store.left_arenas import LeftArenas
+from kvstore.store.lending import STEP_NBYTES, ObjectPart
 from kvstore.store.store import HOUSEKEEPING_S, Store
+from kvstore.store.tenant_lending import TenantLending
 from kvstore.store.tenant_shares import object_share, write_share
 from kvstore.system.background import keep_running
 from kvstore.system.turns import TurnPool, TurnUser
@@ -98,6 +99,7 @@ class Tenants:
         where something may be stored of a tenant, by its own settings."""
         self._places_of = places_of
         self.leaving: dict[str, Leaving] = {}
+        self.left = LeftArenas(metrics)
         self._make = make
         self._metrics = metrics
         self.elsewhere: Elsewhere | None = None  # set once this daemon is in a fleet
@@ -111,8 +113,8 @@ class Tenants:
             self._turns = [
                 TurnPool(settings.file.threads, "kvstore-file") for _ in settings.file.paths
             ]
-        self.dram = Lending(settings.dram.capacity_bytes)
-        self.file = Lending(settings.file.capacity_bytes * len(settings.file.paths))
+        self.lending = TenantLending(settings)
+        self.dram, self.file = self.lending.dram, self.lending.file
         if not self.configured:
             self._by_name[DEFAULT_TENANT] = Tenant(
                 DEFAULT_TENANT, None, make(settings, metrics), metrics
@@ -146,30 +148,8 @@ class Tenants:
         store = self._make(own, metrics, sealed=sealed, tenant=number, turns=turns, lanes=lanes)
         self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics, turns, lanes)
         store.namespaces.require_salt = tenant.require_salt
-        self._lend(settings, tenant, store)
+        self.lending.add(settings, tenant, store)
         return self._by_name[tenant.name]
-
-    def _lend(self, settings: Settings, tenant: TenantSettings, store: Store) -> None:
-        """Let a tenant's room be lent, and let it borrow."""
-        dram = tenant.dram_guaranteed_bytes
-        if store.arena.sealed:  # it gives memory back in whole extents only, so its part is fixed
-            self.dram.add(tenant.name, DramPart(store, dram, dram, tenant.weight, fixed=True))
-            store.ask_room(self._stir)
-        else:
-            most = tenant.dram_max(settings)
-            self.dram.add(tenant.name, DramPart(store, dram, most, tenant.weight))
-            store.ask_room(partial(self._room, tenant.name))
-        if settings.file.paths:
-            file, most = tenant.file_guaranteed_bytes, tenant.file_max(settings)
-            self.file.add(tenant.name, FilePart(store, file, most, tenant.weight))
-
-    async def _stir(self, nbytes: int) -> None:
-        """Note that records are about to be put, which are written behind later."""
-        self.file.stir()
-
-    async def _room(self, name: str, nbytes: int) -> None:
-        self.file.stir()
-        await self.dram.room(name, nbytes)
 
     async def start(self) -> None:
         """Open every store, several at once. None indexes what it finds until all are open."""
@@ -186,8 +166,10 @@ class Tenants:
             await asyncio.gather(*map(start, self))
         for name, work in (
             ("tenants_house", self._keep_house),
+            ("left_arenas", self.left.run),
             ("lend_dram", self.dram.run),
             ("lend_file", self.file.run),
+            ("lend_object", self.lending.object.run),
         ):
             task = keep_running(name, work, self._metrics.task_failed)
             self._tasks.append(asyncio.create_task(task))
@@ -198,6 +180,8 @@ class Tenants:
         growth = tenant.store.arena.growth
         if (file := self.file.part(tenant.name)) is not None:
             file.set_cap(file.least)
+        if isinstance(bucket := self.lending.object.part(tenant.name), ObjectPart):
+            bucket.start_empty()
         if not tenant.store.arena.sealed:
             growth.set_capacity(min(growth.capacity_bytes, STEP_NBYTES))
         elif not await self.dram.given_back(tenant.name):
@@ -257,8 +241,7 @@ class Tenants:
     def reconfigure(self, settings: Settings) -> None:
         """Take what of the settings can change while the daemon runs. `check` them first."""
         self.divide(settings)
-        self.dram.capacity_bytes = settings.dram.capacity_bytes  # `_lend` makes it look again
-        self.file.capacity_bytes = settings.file.capacity_bytes * len(settings.file.paths)
+        self.lending.resize(settings)
         for each in settings.tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 found.settings = each
@@ -266,12 +249,14 @@ class Tenants:
                     found.lanes.set(each)
                 for turn in found.turns:
                     turn.weight = each.weight
-                self._lend(settings, each, found.store)
+                self.lending.add(settings, each, found.store)
 
     def divide(self, settings: Settings) -> None:
-        """Give each tenant its part of what is not lent, since they have become more or fewer."""
+        """Give each tenant its own share, since they have become more or fewer."""
         for tenant, derived in self._derived(settings):
             tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
+        for each in settings.tenants:
+            self.lending.share(settings, each)
 
     def _as_lent(self, tenant: Tenant, derived: Settings) -> Settings:
         """Return a store's settings with the caps that it has now: `Lending` moves those."""
@@ -315,13 +300,12 @@ class Tenants:
         """Forget a tenant; the caller closes its store, and then says that it is `gone`."""
         self.get(name)
         del self._by_name[name]
-        self.dram.leave(name)
-        self.file.leave(name)
+        self.lending.leave(name)
 
     def gone(self, name: str) -> None:
         """Lend to others what a tenant had that is closed and holds nothing."""
-        self.dram.remove(name)
-        self.file.remove(name)
+        leaving = self.leaving.get(name)
+        self.lending.gone(name, bucket_is_empty=leaving is None or not leaving.left)
 
 
 def settings_of_tenant(settings: Settings, tenant: TenantSettings) -> Settings:

@@ -38,6 +38,22 @@ def test_bytes_count_not_blocks() -> None:
     assert block_nbytes(two) == 250
 
 
+def test_of_a_lossy_block_the_bytes_of_its_base_count() -> None:
+    """Two models of equal size and pace: the one whose blocks are a quarter as large saves four
+    times as much a byte."""
+    costs = Costs()
+    groups = (
+        Group("all", 1 << 20, varies=True),
+        Group("all.fine", 1 << 19, refines=0, base_nbytes=1 << 18),
+    )
+    lossy = Namespace(16, groups, (("model", "lossy"),), fidelity="ep")
+    for _ in range(100):
+        costs.told(SMALL, 0.01, 30)
+        costs.told(lossy, 0.01, 10)
+    assert costs.level(lossy.id) - costs.level(SMALL.id) == 2
+    assert costs.s_per_block(lossy) == pytest.approx(0.01)
+
+
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
 def test_who_lies_gets_no_more_than_the_bound_and_changes_nobody_elses_level(
     claims: list[float],

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.model.block import PAGE_NBYTES, BlockKey, Buffer, Group, Namespace, Part, Span
+from kvstore.model.block import (
+    PAGE_NBYTES,
+    BlockKey,
+    Buffer,
+    Group,
+    Namespace,
+    Part,
+    Span,
+    padded,
+)
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import Reason
@@ -327,6 +336,33 @@ def test_a_rotten_object_is_a_miss(tmp_path: Path, bucket: Path) -> None:
     with Node(tmp_path / "2", bucket=bucket) as two:
         assert two.get(A) == 0
         assert two.metrics.totals()["corrupt_blocks"]["object"] == 1
+
+
+def test_a_rotten_record_is_asked_for_once_and_stored_anew(tmp_path: Path, bucket: Path) -> None:
+    keys, good = A[:20], 5
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(keys, durable=True)
+    before = objects_in(bucket)
+    path = max(before, key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[PAGE_NBYTES + good * padded(SPEC.record_nbytes(FULL)) + 100] ^= 1
+    path.write_bytes(data)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(keys) == 0  # what was asked for together
+        assert two.get(keys) == good
+        asked = two.metrics.totals()["object_requests"]
+        for number in range(3):
+            assert two.get(keys, request_id=f"again {number}") == good
+            ending = two.store.report.outcomes(f"again {number}", 1)[0].ending
+            assert ending is not None
+            assert (ending.reason, ending.block) == (Reason.NEVER_STORED, good)
+        assert two.metrics.totals()["object_requests"] == asked
+        assert two.metrics.totals()["corrupt_blocks"]["object"] == 1
+        two.put(keys, durable=True)
+    assert objects_in(bucket) == before
+    with Node(tmp_path / "3", bucket=bucket) as three:
+        assert three.get(keys) == 20
+        assert "corrupt_blocks" not in three.metrics.totals()
 
 
 def test_a_bucket_that_vanished_costs_a_miss(tmp_path: Path, bucket: Path) -> None:

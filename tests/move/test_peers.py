@@ -18,7 +18,7 @@ from kvstore.model.errors import Unavailable
 from kvstore.model.member import Member, NodeId, Origin
 from kvstore.model.outcome import Reason
 from kvstore.move.peer_heads import PeerHeads
-from kvstore.move.peers import Peers
+from kvstore.move.peers import Peer, Peers
 from kvstore.peer.base import HeadsReply, PeerGone
 from kvstore.testing.lender import MemoryLender
 from kvstore.testing.peer_link import until
@@ -220,6 +220,26 @@ def test_who_computes_faster_than_the_host_answers_does_not_wait_for_it(pair: Pa
     began = pair.borrower.loop.time()
     assert pair.borrower.get(A, recompute_s_per_block=0.01) < 20
     assert pair.borrower.loop.time() - began < 0.15
+
+
+@pytest.mark.parametrize(
+    ("distance_s", "wait_s", "reach"),
+    [(0.1, 5.0, 20), (0.1, 0.1, 0), (0.0, 5.0, 0)],
+    ids=["far", "no-time", "hangs"],
+)
+def test_a_host_far_away_has_the_time_to_say_how_far_it_reaches(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, distance_s: float, wait_s: float, reach: int
+) -> None:
+    monkeypatch.setattr(Peer, "distance_s", distance_s)
+    pair.lender.put(A, 0, 20)
+    pair.link.faults.delay_s = 0.2
+    began = pair.borrower.loop.time()
+    asking = pair.borrower.store.elsewhere(
+        SPEC, A, 0, recompute_s_per_block=0.0, refined=False, wait_s=wait_s
+    )
+    assert pair.borrower.run(asking) == reach
+    took_s = pair.borrower.loop.time() - began
+    assert (took_s >= 0.2) == bool(reach)
 
 
 def test_what_is_deleted_on_its_way_does_not_arrive(pair: Pair) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import errno
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.model.block import Span
 from kvstore.model.checksum import checksum
 from kvstore.testing.disks import FaultyDisk, failing
+from kvstore.tier.file.segment_file import parse_segment_name
 from tests.store.node import FULL, RECORD, SPEC, Node, chain
 
 BATCH_BLOCKS = 4
@@ -147,6 +149,57 @@ def test_what_is_deleted_as_its_batch_begins_is_not_in_the_way_of_the_tombstone(
     with Node(tmp_path / "kv") as node:
         node.recall()
         assert [node.planner.index.by_key(key) for key in keys] == [None] * len(keys)
+
+
+class AskingDisk(FaultyDisk):
+    """While it `asks`, each write of frames waits to be told whether it succeeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asks = False
+        self.asked: list[SimpleQueue[bool]] = []
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if self.asks and parse_segment_name(self.opened[fd].name) is not None:
+            answer: SimpleQueue[bool] = SimpleQueue()
+            self.asked.append(answer)
+            if not answer.get(timeout=10):
+                raise OSError(errno.EIO, "told to")
+        return super().pwritev(fd, buffers, offset)
+
+    def let_go(self) -> None:
+        """Ask no more, and let what waits succeed."""
+        self.asks = False
+        for answer in self.asked:
+            answer.put(True)
+
+
+def test_a_flush_waits_for_what_another_flush_has_queued_anew(tmp_path: Path) -> None:
+    """The file tier has answered for all that it waited for, and some of it was refused."""
+    disk, keys = AskingDisk(), chain(2, 2 * BATCH_BLOCKS)
+    with Node(tmp_path / "kv", disk=disk, group_commit_bytes=BATCH_BLOCKS * RECORD) as node:
+        node.put(chain(1, 1), parts=[FULL], durable=True)  # the segment is there
+        disk.asks = True
+        try:
+            node.put(keys, parts=[FULL])
+            first = node.loop.create_task(node.store.puts.flush(10.0))
+            node.until(lambda: len(disk.asked) == 2)
+            disk.asked[0].put(False)
+            node.until(lambda: node.planner.dirty.failed > 0)
+            second = node.loop.create_task(node.store.puts.flush(10.0))
+            node.until(lambda: node.planner.dirty.retried > 0)
+            disk.asked[1].put(True)
+            node.until(lambda: len(disk.asked) == 3)
+            assert not first.done()
+            disk.asked[2].put(True)
+            node.until(lambda: first.done() and second.done())
+            assert first.result()
+            assert second.result()
+            blocks = [node.planner.index.by_key(key) for key in keys]
+            records = [block.record(FULL) for block in blocks if block is not None]
+            assert [r is not None and r.frame is not None for r in records] == [True] * len(keys)
+        finally:
+            disk.let_go()
 
 
 def test_a_flush_ends_when_what_it_waits_for_is_deleted(tmp_path: Path) -> None:

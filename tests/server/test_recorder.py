@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.metrics import Metrics
+from kvstore.model.block import Group, Namespace
 from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.server.recorder import LISTENERS_MAX, QUEUE_REQUESTS_MAX, Lookup, Recorder
 from kvstore.testing.samples import sample_keys, sample_namespace
@@ -60,6 +61,18 @@ def test_only_what_was_asked_for_is_taken() -> None:
 
     asyncio.run(run())
     assert not recorder.listening
+
+
+def test_a_block_is_as_large_as_engines_have_it() -> None:
+    """The base and the fine part of a lossy block are of the same values."""
+    groups = (
+        Group("all", 1000, shards=2, varies=True),
+        Group("all.fine", 700, shards=2, refines=0, base_nbytes=300),
+        Group("window", 50, window_tokens=32),
+    )
+    lossy = Namespace(16, groups, (), fidelity="ep")
+    lookup = Lookup(0.0, 1, lossy.id, lossy, KEYS, 0, "r", "")
+    assert lookup.block_nbytes == 2050
 
 
 def test_listeners_are_few_and_say_what_makes_sense() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.block import BlockKey
 from tests.store.node import FULL, SPEC, Node, chain
 
 A, B = chain(1), chain(2)
@@ -54,6 +57,67 @@ def test_a_policy_that_raises_gives_way_and_every_put_and_get_goes_on(
         for _ in range(2):
             node.metrics.publish(stats, node.planner.counts.left)
         assert metric(node, "policy_failures_total", tier="dram") == 1.0
+
+
+@pytest.mark.parametrize("victim", [BlockKey(bytes(32)), 7])
+def test_a_policy_that_names_what_is_not_there_gives_way_and_every_put_goes_on(
+    victim: BlockKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node(None, arena_bytes=256 << 10, policy="hz") as node:
+        node.put(A, 0, 8, parts=(FULL,))
+        policy = node.planner.policies.dram._policy
+        walk = policy.victims
+
+        def victims() -> Iterator[BlockKey]:
+            yield victim
+            yield from walk()
+
+        with caplog.at_level(logging.ERROR):
+            policy.victims = victims  # type: ignore[method-assign]
+            for number in range(2, 6):
+                assert node.put(chain(number), 0, 16, parts=(FULL,)).refused == 0
+        assert "tier=dram policy=failed now=lru" in caplog.text
+        assert not any(key.hex()[:16] in caplog.text for key in A)
+        stats = node.store.report.stats()
+        assert stats["policies"]["dram"] == {"failures": 1}
+        assert stats["dram"]["evicted_blocks"] > 0
+
+
+def test_a_policy_that_names_a_block_twice_gives_way() -> None:
+    with Node(None, policy="hz") as node:
+        node.put(A, 0, 8, parts=(FULL,))
+        policy, eviction = node.planner.policies.dram._policy, node.planner.eviction
+        walk = policy.victims
+        policy.victims = lambda: (key for key in walk() for _ in range(2))  # type: ignore[method-assign]
+        nbytes = node.store.report.stats()["dram"]["used_bytes"]
+        assert eviction.shed(nbytes) == nbytes
+        assert node.store.report.stats()["dram"]["blocks"] == 0
+        assert node.planner.policies.failures["dram"] == 1
+
+
+def test_a_policy_of_files_that_names_what_is_not_there_gives_way(tmp_path: Path) -> None:
+    with Node(tmp_path, file_bytes=4 << 20) as node:
+        node.put(A, 0, 16, durable=True)
+        planner = node.planner
+        policy = planner.policies.file._policy
+        here = list(policy.victims())
+        assert here
+        policy.victims = lambda: iter([BlockKey(bytes(32))] * 9000)  # type: ignore[method-assign]
+
+        async def evict() -> int:
+            return planner.eviction.evict_file(4096)
+
+        assert node.run(evict()) > 0
+        assert planner.policies.failures == {"dram": 0, "file": 1}
+
+
+def test_a_policy_that_names_others_blocks_as_of_one_session_alone_gives_way() -> None:
+    with Node(None, policy="hz") as node:
+        node.put(A, 0, 8, parts=(FULL,))
+        policy = node.planner.policies.dram._policy
+        policy.alone = lambda prefix: [*prefix, BlockKey(bytes(32))]  # type: ignore[method-assign]
+        assert node.planner.eviction.demote_prefix(A[:8]) == (0, 0, False)
+        assert node.planner.policies.failures["dram"] == 1
 
 
 def test_what_an_engine_says_that_a_block_costs_is_known_of_its_namespace() -> None:

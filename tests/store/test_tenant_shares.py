@@ -1,4 +1,4 @@
-"""What is not lent between tenants is divided: the bucket, and the writes of a day."""
+"""What tenants have of the bucket and of the writes of a day: a share, and what others leave."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import Client
+from kvstore.decide.policy import SpareWrites
 from kvstore.model.errors import ConfigError
 from kvstore.settings import Settings, TenantSettings, load_settings
-from kvstore.store.tenant_shares import object_share, write_share
+from kvstore.store.tenant_shares import object_share, write_max, write_share
 from kvstore.store.tenants import settings_of_tenant
 from kvstore.testing.daemon import Daemon
-from kvstore.testing.samples import sample_keys, sample_namespace
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from tests.store.node import FULL, Node, chain
+from tests.store.node import RECORD as NODE_RECORD
 
 GIB = 1 << 30
 RECORD = 64 << 10
@@ -52,7 +55,7 @@ def writes(*overrides: str) -> list[float]:
     return [round(own.file.write_bytes_per_day / GIB, 3) for own in owns]
 
 
-def test_the_bucket_is_divided_by_guarantees_then_by_weight_up_to_each_limit() -> None:
+def test_tenants_begin_with_guarantees_and_parts_of_the_rest_by_weight_up_to_each_limit() -> None:
     assert objects() == [50, 50]
     assert objects("tenants.acme.weight=3") == [75, 25]
     assert objects("tenants.acme.object.guaranteed=40GiB") == [70, 30]
@@ -71,6 +74,18 @@ def test_the_writes_of_a_day_are_divided_by_weight_up_to_each_limit() -> None:
     assert writes(*limited) == [10, 90]
     beyond = ("file.write_per_day=100GiB", "tenants.acme.write_per_day=900GiB")
     assert writes(*beyond) == [50, 50]
+
+
+def test_with_what_others_leave_a_tenant_writes_as_much_as_all_may_or_its_own_limit() -> None:
+    def most(*overrides: str) -> list[int]:
+        settings = settings_with(*overrides)
+        return [write_max(settings, each) // GIB for each in settings.tenants]
+
+    assert most() == [0, 0], "no limit"
+    assert most("file.write_per_day=100GiB") == [100, 100]
+    limited = "tenants.acme.write_per_day=10GiB"
+    assert most("file.write_per_day=100GiB", limited) == [10, 100]
+    assert most(limited) == [10, 0]
 
 
 @given(
@@ -149,23 +164,79 @@ def test_a_tenant_that_comes_takes_its_part_from_the_others(daemon: Daemon) -> N
             assert written(beta) >= HALF_HOUR_BLOCKS // 4
 
 
-def test_a_part_of_the_bucket_follows_who_is_there_and_what_each_weighs(tmp_path: Path) -> None:
-    def parts() -> list[int]:
-        """Return what each may have in the bucket, in MiB."""
-        with Client(daemon.target, arena=False) as operator:
-            tenants = operator.admin.stats()["tenants"]
-        return [each["object"]["capacity_bytes"] >> 20 for each in tenants.values()]
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(*TENANTS, f"object.url=file://{tmp_path}", "object.capacity=16MiB") as daemon:
+        yield daemon.start()
 
-    bucket = (f"object.url=file://{tmp_path}", "object.capacity=1GiB")
-    with Daemon(*TENANTS, *bucket) as daemon:
-        daemon.start()
-        assert parts() == [512, 512]
-        with Client(daemon.target, arena=False) as operator:
-            operator.admin.configure(["tenants.acme.weight=3"])
-            assert parts() == [768, 256]
-            operator.admin.add_tenant("late", ["weight=4", "dram.guaranteed=16MiB"])
-            assert parts() == [384, 128, 512]
-            operator.admin.delete_tenant("acme")
-            assert parts() == [204, 819]
-            with pytest.raises(ConfigError, match="together are guaranteed"):
-                operator.admin.configure(["tenants.beta.object.guaranteed=2GiB"])
+
+def in_bucket(daemon: Daemon) -> dict[str, dict[str, int]]:
+    """Return what each has, and may have, of the bucket."""
+    with Client(daemon.target, arena=False) as operator:
+        tenants = operator.admin.stats()["tenants"]
+    return {name: each["share"]["object"] for name, each in tenants.items()}
+
+
+def caps(daemon: Daemon) -> dict[str, int]:
+    """Return what each may have in the bucket, in MiB."""
+    found = {name: each["cap_bytes"] >> 20 for name, each in in_bucket(daemon).items()}
+    assert sum(found.values()) <= 16
+    return found
+
+
+def test_who_fills_the_bucket_may_have_what_others_leave(bucket: Daemon) -> None:
+    assert caps(bucket) == {"acme": 8, "beta": 8}, "until somebody needs more"
+    keys = sample_keys("more than half", 12 * 16)
+    with client_of(bucket, "acme") as acme:
+        put = acme.put(NAMESPACE.id, keys, sample_records(keys, RECORD))
+        assert put.committed == len(keys)
+        until(lambda: in_bucket(bucket)["acme"]["used_bytes"] >= 12 << 20, 60.0)
+    assert caps(bucket)["acme"] >= 12
+    assert caps(bucket)["beta"] >= 1
+    assert in_bucket(bucket)["acme"]["lent_bytes"] >= 12 << 20, "nothing is guaranteed"
+
+
+def test_a_tenant_that_comes_begins_with_what_is_free_of_the_bucket(bucket: Daemon) -> None:
+    with Client(bucket.target, arena=False) as operator:
+        operator.admin.add_tenant("late", ["weight=2", "dram.guaranteed=16MiB"])
+        until(lambda: caps(bucket).get("late", 0) >= 1)
+        operator.admin.delete_tenant("acme")
+        until(lambda: set(caps(bucket)) == {"beta", "late"})
+        operator.admin.configure(["tenants.beta.object.max=2MiB"])
+        until(lambda: caps(bucket)["beta"] <= 2)
+        with pytest.raises(ConfigError, match="together are guaranteed"):
+            operator.admin.configure(["tenants.late.object.guaranteed=2GiB"])
+
+
+def test_a_store_writes_what_another_leaves_of_the_day_and_that_one_its_own(tmp_path: Path) -> None:
+    half_hour = 8  # records of each
+    per_day = HALF_HOURS * half_hour * NODE_RECORD
+    with (
+        Node(tmp_path / "busy", write_bytes_per_day=per_day) as busy,
+        Node(tmp_path / "idle", write_bytes_per_day=per_day, beside=busy) as idle,
+    ):
+        spare = SpareWrites(lambda: busy.time)
+        for name, node in (("busy", busy), ("idle", idle)):
+            budget = node.store.caps.write_budget
+            assert budget is not None
+            spare.set(name, budget, 2 * per_day, 1.0)
+
+        def written_after(half_hours: int) -> int:
+            """Return how many records the busy one has written then, in all."""
+            for node in (busy, idle):
+                node.time += half_hours * 1800.0
+            busy.planner.touch(keys)
+            busy.flush()
+            return busy.planner.stored.framed
+
+        keys = chain(1, 64)
+        busy.put(keys, 0, 64, parts=(FULL,))
+        assert not busy.flush()
+        assert busy.planner.stored.framed == half_hour, "on credit"
+        assert written_after(1) == 2 * half_hour, "the idle one saves its part up"
+        assert written_after(1) == 4 * half_hour
+        other = chain(2, 64)
+        idle.put(other, 0, 64, parts=(FULL,))
+        idle.flush()
+        assert idle.planner.stored.framed == 2 * half_hour, "saved up, and on credit"
+        assert written_after(1) == 5 * half_hour, "nothing is left by the other one"

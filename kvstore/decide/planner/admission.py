@@ -50,6 +50,10 @@ class Admission:
     def _offers(self) -> Unwritten:
         return Unwritten(self._index, self._ledger.dirty, self._is_within_budget)
 
+    @property
+    def budget(self) -> WriteBudget | None:
+        return self._budget
+
     def set_budget(self, nbytes_per_day: int) -> None:
         """Let so many bytes a day be written to the file tier from now on; 0 is no limit."""
         if not self._ledger.has_file:

@@ -107,8 +107,9 @@ class Eviction:
         to_be_written = False
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
             if not self._ledger.evict_resting(key, self._reason):
-                block = self._index.by_key(key)
-                assert block is not None
+                block = self._in_dram(key)
+                if block is None:
+                    continue
                 if not self._evict_dram(block):
                     if _is_pinned(block):
                         pinned.append(block)
@@ -164,8 +165,9 @@ class Eviction:
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
             if freed >= nbytes:
                 return freed
-            block = self._index.by_key(key)
-            assert block is not None
+            block = self._in_dram(key)
+            if block is None:
+                continue
             resident_nbytes = _resident_nbytes(block)
             if self._evict_dram(block):
                 freed += resident_nbytes
@@ -200,9 +202,8 @@ class Eviction:
         blocks = nbytes = 0
         alone = self._ledger.policies.dram.alone(prefix)
         for key in reversed(alone):
-            block = self._index.by_key(key)
-            assert block is not None
-            if not self._ledger.policies.dram.is_leaf(key):
+            block = self._in_dram(key)
+            if block is None or not self._ledger.policies.dram.is_leaf(key):
                 break
             resident = [r for r in block.records if r.resident is not None]
             if any(record.dirty for record in resident) or not self._is_framed(block):
@@ -225,12 +226,22 @@ class Eviction:
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
             if nbytes <= 0:
                 break
-            block = self._index.by_key(key)
-            assert block is not None
+            block = self._in_dram(key)
+            if block is None:
+                continue
             nbytes -= demotion.queue(block, nbytes)
             if demotion.decides:
                 break
         return not demotion.decides
+
+    def _in_dram(self, key: BlockKey) -> StoredBlock | None:
+        """Return a block that the policy has named; None: it is not in the arena, so another policy
+        goes on."""
+        block = self._index.by_key(key)
+        if block is not None and block.resident_parts:
+            return block
+        self._ledger.policies.dram.errs()
+        return None
 
     def _evict_dram(self, block: StoredBlock) -> bool:
         """Drop the arena's copies of all parts of a block, unless somebody needs one of them."""
@@ -284,7 +295,9 @@ class Eviction:
             if freed >= nbytes:
                 break
             block = self._index.by_key(key)
-            assert block is not None
+            if block is None or not block.framed_parts:
+                self._ledger.policies.file.errs()
+                continue
             found = [record.frame for record in block.records]
             frames = dict.fromkeys(frame for frame in found if frame is not None)
             if any(frame.pins for frame in frames):

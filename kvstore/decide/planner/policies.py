@@ -13,9 +13,9 @@ _SAVED = struct.Struct("<I")  # bytes of the first policy's
 
 
 class Policies:
-    """One policy for the arena (`dram`), one for the file tier (`file`). Should one raise, `lru`
-    takes its place, and `failed`, which may be set, is told the tier and the error. rows: shared
-    with the index.
+    """One policy for the arena (`dram`), one for the file tier (`file`). Should one raise, or name
+    blocks that are not there, `lru` takes its place, and `failed`, which may be set, is told the
+    tier and the error. rows: shared with the index.
     """
 
     def __init__(

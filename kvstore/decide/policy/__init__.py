@@ -4,7 +4,7 @@
 one fails. `lru.py` and `hazard_density.py` are two, over the tree in `prefix_tree.py`, which is
 columns of the index's rows; the second learns in `hazard.py`, keeps its order in `leaves.py`, and
 asks `shadow.py` which order to follow. `write_budget.py` says what is worth its wear of flash, by
-what `returns.py` has learned.
+what `returns.py` has learned; `spare_writes.py` lends what one budget does not use to others.
 """
 
 from kvstore.decide.policy.base import Policy, PolicyFactory
@@ -13,6 +13,7 @@ from kvstore.decide.policy.hazard_density import HazardDensity
 from kvstore.decide.policy.lru import TailFirstLru
 from kvstore.decide.policy.registry import policy_by_name
 from kvstore.decide.policy.shadow import Choice
+from kvstore.decide.policy.spare_writes import SpareWrites
 from kvstore.decide.policy.write_budget import WriteBudget
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "HazardDensity",
     "Policy",
     "PolicyFactory",
+    "SpareWrites",
     "TailFirstLru",
     "WriteBudget",
     "policy_by_name",

@@ -1,4 +1,4 @@
-"""A policy in whose place `lru` goes on, should it raise.
+"""A policy in whose place `lru` goes on, should it raise, or name what is not in the tier.
 
 Policies come from other packages, too, and one that fails must cost hits and not a daemon. What is
 in the tier is asked of the books, because what the policy believes is not to be trusted any more.
@@ -134,7 +134,8 @@ class Guarded:
             self._fall_back(error).remove(key)
 
     def victims(self) -> Iterator[BlockKey]:
-        """Blocks that were passed over before the policy raised may be yielded once more."""
+        """Blocks that were passed over before the policy raised may be yielded once more. The
+        caller says of a block that is not in the tier that the policy `errs`."""
         policy: Policy | None = None
         walk: Iterator[BlockKey] = iter(())
         while True:
@@ -143,12 +144,19 @@ class Guarded:
                     policy = self._policy
                     walk = policy.victims()
                 victim = next(walk)
+                if not isinstance(victim, bytes):
+                    raise TypeError(f"victims yielded {type(victim).__name__}, which is no key")
             except StopIteration:
                 return
             except Exception as error:
                 self._fall_back(error)
             else:
                 yield victim
+
+    def errs(self) -> None:
+        """Note that the policy has named a block that is not in the tier, or is no more. Raises
+        LookupError if that was `lru` in its place."""
+        self._fall_back(LookupError("the policy names a block that is not in the tier"))
 
     def _fall_back(self, error: Exception) -> Policy:
         """Let `lru` go on with what is stored; raises what it raises itself."""

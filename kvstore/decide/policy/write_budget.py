@@ -13,6 +13,9 @@ finishing what was begun.
 
 No block is written unless the one before it is, and what follows a block that was just written, and
 is as likely, goes with it: half of a prompt would be worth half as much.
+
+Several budgets may lend each other what they do not use: see `spare_writes.py`. What one borrows
+counts as its own, both for what is left and for the bytes/s of the budget.
 """
 
 from __future__ import annotations
@@ -60,9 +63,13 @@ class WriteBudget:
         self._rate = nbytes_per_day / DAY_S
         self._burst = self._rate * BURST_S
         self._left = 0.0
+        self._spare = 0.0  # earned since it was last asked for, and no room to save it up
+        self._borrowed = 0.0  # bytes/s, as of the last time
+        self.lend: Callable[[], None] | None = None  # divides what budgets have to spare
         self._now = now
         self._at = now()
         self._offered: dict[int, float] = {}  # bytes of each class
+        self._offered_nbytes = 0.0  # of all classes, at the last tick,
         self._offered_s = 0.0  # in so much time
         self._faded_at = self._at
         self._likelier: dict[int, float] = {}  # bytes of the classes that are likelier
@@ -75,6 +82,34 @@ class WriteBudget:
         self._rate = nbytes_per_day / DAY_S
         self._burst = self._rate * BURST_S
         self._left = min(self._burst, max(-self._burst, self._left))
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that are its own."""
+        return self._rate
+
+    @property
+    def missing(self) -> float:
+        """Bytes that it could still save up, or has overdrawn."""
+        return self._burst - self._left
+
+    def offered(self, now: float) -> float:
+        """Return how many bytes a second were offered lately."""
+        stays = exp(-max(0.0, now - self._faded_at) / MEMORY_S)
+        seconds = self._offered_s * stays + MEMORY_S * (1.0 - stays)
+        return self._offered_nbytes * stays / max(seconds, MEMORY_MIN_S)
+
+    def spare(self, now: float) -> float:
+        """Give away what it earned since the last time and could not save up, in bytes."""
+        self._earn(now)
+        spare, self._spare = self._spare, 0.0
+        return spare
+
+    def borrow(self, nbytes: float, per_s: float) -> None:
+        """Have bytes of other budgets, as far as there is room; and be as liberal as with so many
+        bytes a second more, until the next time."""
+        self._left = min(self._burst, self._left + nbytes)
+        self._borrowed = per_s
 
     def asked(self, prefix: Sequence[BlockKey]) -> None:
         """Note that a request asks for a prefix, before any of it is offered for it."""
@@ -94,6 +129,8 @@ class WriteBudget:
         begun: the file tier has, or is getting, the block before it, or needs none. half: it has,
         or is getting, another part of the same block.
         """
+        if self.lend is not None:
+            self.lend()
         now = self._now()
         self._pass_time(now)
         number = self._returns.class_of(key, parent)
@@ -128,17 +165,24 @@ class WriteBudget:
         if number not in self._likelier:
             self._rank()
         likelier = self._likelier[number] / max(self._offered_s, MEMORY_MIN_S)
-        return likelier < self._rate * (1.0 + 2.0 * self._left / self._burst)
+        rate = self._rate + self._borrowed
+        return likelier < rate * (1.0 + 2.0 * self._left / self._burst)
+
+    def _earn(self, now: float) -> None:
+        earned = self._left + (now - self._at) * self._rate
+        self._left = min(self._burst, earned)
+        self._spare += earned - self._left
+        self._at = now
 
     def _pass_time(self, now: float) -> None:
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
+        self._earn(now)
         passed = now - self._faded_at
         if passed >= TICK_S:
             stays = exp(-passed / MEMORY_S)
             self._offered = {
                 number: nbytes * stays for number, nbytes in self._offered.items() if nbytes >= 1.0
             }
+            self._offered_nbytes = sum(self._offered.values())
             self._offered_s = self._offered_s * stays + MEMORY_S * (1.0 - stays)
             self._faded_at = now
             self._likelier.clear()

@@ -88,6 +88,21 @@ class Arena:
         self.holes.close()
         self.extents.close()
 
+    async def retire(self) -> None:
+        """Give all memory back to the system, although clients may keep their mappings: what was in
+        the slots is gone. While `is_watched`, call `holes.renew` now and then; then `close`.
+
+        A sealed arena's pages stay as long as a client maps them: no holes can be punched there.
+        """
+        await self.growth.stop()
+        if not self.sealed:
+            await self.holes.give_back_all()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is memory that was given back, and that a client may touch again."""
+        return any(True for _ in self.extents.retired)
+
     def allocate(self, nbytes: int) -> Slot | None:
         """Take a slot of `nbytes` (a multiple of pages is set aside), or return None."""
         if not 1 <= nbytes <= self.growth.extent_bytes:

@@ -59,6 +59,19 @@ class ArenaHoles:
         """Wait until the system has all that was taken out of use, or the time is over."""
         await ended(list(self._giving.values()), timeout_s)
 
+    async def give_back_all(self) -> None:
+        """Give every extent back to the system, whatever is in it and whoever has it mapped: the
+        arena is used no more. `renew` goes on to look after them, as after all retired ones."""
+        self._growth.set_capacity(0)
+        self.starved = False
+        await asyncio.gather(*map(self._give_back_whole, list(self._extents)))
+
+    async def _give_back_whole(self, extent: Extent) -> None:
+        number, nbytes = extent.handle.id, extent.handle.nbytes
+        left = await self._punch_file(number, extent.handle.fd, [(0, nbytes)], extent.lock)
+        extent.left_nbytes = left or 0
+        self._extents.retire(extent)
+
     def _withdraw(self, extents: Sequence[Extent], left: int) -> list[Extent]:
         """Take free runs of so many bytes out of use. `_release` the extents that had them."""
         taken: list[Extent] = []

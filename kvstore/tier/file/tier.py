@@ -25,13 +25,14 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.format.frame import SegmentTag
+from kvstore.model.errors import Unavailable
 from kvstore.sealing import Sealing
-from kvstore.system.threads import Threads
+from kvstore.system.threads import Threads, outlive
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.durability import Durability
-from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
+from kvstore.tier.file.failure import DiskUnreadable
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.frames import Frames
 from kvstore.tier.file.health import Health
@@ -94,6 +95,7 @@ class FileTier:
         self._executor = executor or Threads(threads, thread_name_prefix="kvstore-file")
         self.run: Run = partial(run_blocking, self._executor)
         self._directory: Directory | None = None
+        self._closing: asyncio.Future[None] | None = None
         calls = self._calls = Calls()
         self.keys = DirectoryKeys(self._disk, path, sealing) if sealing is not None else None
         files = self._files = SegmentFiles(self._disk, path, direct=direct, keys=self.keys)
@@ -138,10 +140,7 @@ class FileTier:
         started = time.monotonic()
         self._calls.is_open = True
         try:
-            take = partial(take_directory, self._disk, self._path, direct=self._files.direct)
-            self._directory = await self.run(take)
-            self._files.direct = self._directory.direct
-            self.upkeep.punches = self._directory.punches
+            await self.run(self._take_directory)
             if not tried:
                 await self.health.try_out(0)
             if fresh:
@@ -162,6 +161,13 @@ class FileTier:
             raise
         self.upkeep.start()
         return recovered
+
+    def _take_directory(self) -> None:
+        """Lock the directory. Blocking; it is kept here, because a caller who is cancelled
+        meanwhile gets no result of the thread."""
+        taken = take_directory(self._disk, self._path, direct=self._files.direct)
+        self._directory = taken
+        self._files.direct, self.upkeep.punches = taken.direct, taken.punches
 
     def _load_keys(self, tags: Sequence[SegmentTag]) -> None:
         assert self.keys is not None
@@ -211,8 +217,11 @@ class FileTier:
         """Stop using the directory and unlock it, as a kill would: nothing more is written.
 
         Returns when the last call has come back, with the frames that are not to be trusted if the
-        directory is opened again: never known to be durable, or not readable.
+        directory is opened again: never known to be durable, or not readable. A second call does
+        nothing.
         """
+        if self._directory is None:
+            return self.health.not_to_be_trusted
         self._calls.is_open = False
         self.upkeep.stop()
         # A thread may still punch, seal or unlink. Once the lock is gone, that would remove frames
@@ -229,12 +238,13 @@ class FileTier:
 
         What was set aside and not written is forgotten. An error of the disk is logged: whoever
         waits for a sync was told before. After a timeout the directory stays locked until the
-        process ends, because a thread may still write to it.
+        process ends, because a thread may still write to it. If cancelled, the rest is done, and
+        the directory unlocked, when those calls have ended.
         """
         if not self._calls.is_open:
             return
         self._calls.is_open = False
-        closing = asyncio.ensure_future(self._close())
+        closing = self._closing = asyncio.ensure_future(self._close())
         done, _ = await asyncio.wait([closing], timeout=timeout_s)
         if not done:
             closing.cancel()
@@ -242,23 +252,35 @@ class FileTier:
             _log.error("closed with I/O still under way path=%s", self._path)
             self._executor.shutdown(wait=False)
             return
-        try:
-            await closing
-        except (DiskFull, DiskFailed) as error:
-            _log.error("closed with files not synced path=%s reason=%r", self._path, str(error))
-        await self._release()
+        await closing
 
     async def _close(self) -> None:
+        """Close and unlock. It ends by itself, whoever waits for it."""
         await self._calls.ended()
         self.space.abandon()
         self.upkeep.start()
         await self.upkeep.settle()
-        await self.durability.sync_new_files()
+        try:
+            await self.durability.sync_new_files()
+        except Unavailable as error:
+            _log.error("closed with files not synced path=%s reason=%r", self._path, str(error))
+        await self._release()
 
     async def _release(self) -> None:
+        """Unlock the directory, however often the caller is cancelled."""
         if self._directory is not None:
-            await self.run(partial(self._disk.close, self._directory.lock_fd))
+            unlocking = asyncio.ensure_future(self.run(self._unlock))
+            try:
+                await asyncio.shield(unlocking)
+            except asyncio.CancelledError:
+                await outlive([unlocking])
+                raise
         self._executor.shutdown(wait=False)
+
+    def _unlock(self) -> None:
+        taken, self._directory = self._directory, None
+        if taken is not None:
+            _close_all(self._disk, [taken.lock_fd])
 
 
 def _one_each(segments: Sequence[LoadedSegment]) -> Iterator[LoadedSegment]:

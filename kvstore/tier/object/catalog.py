@@ -2,7 +2,8 @@
 
 Objects in clear never change, so a footer is valid until its object is gone. An encrypted object
 of which something was deleted may be stored again, with another key: its footer is valid until a
-listing has another time for it. So is the note that an object is corrupt. A listing is valid for
+listing has another time for it. So is the note that an object is corrupt, or that some of its
+records are wrong. A listing is valid for
 `believed_s`. The absence of objects, or of longer ones, is valid for ABSENT_S at most: another
 daemon's new object may be missed for so long. Objects that this daemon writes, or finds to be gone,
 are entered at once.
@@ -11,10 +12,10 @@ are entered at once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
-from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.tier.object.layout import Run
 from kvstore.tier.object.names import RunName
 
@@ -22,6 +23,7 @@ ABSENT_S = 5.0  # a prefix that is looked up repeatedly costs one request in thi
 DIRECTORIES_MAX = 1 << 16
 RECORDS_MAX = 1 << 17  # about 300 bytes each
 Directory: TypeAlias = tuple[NamespaceId, BlockKey]
+Record: TypeAlias = tuple[Part, BlockKey]  # of an object
 
 
 class Entry(NamedTuple):
@@ -45,10 +47,12 @@ class _Listing(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """run: None if it is corrupt. modified: of the object when it was read."""
+    """run: None if it is corrupt. modified: of the object when it was read. wrong: records whose
+    bytes were not what was stored."""
 
     run: Run | None
     modified: float
+    wrong: frozenset[Record] = frozenset()
 
     @property
     def records(self) -> int:
@@ -56,8 +60,8 @@ class _Footer(NamedTuple):
 
     def is_of(self, entry: Entry) -> bool:
         """Say whether it is the footer of an object as it was listed."""
-        in_clear = self.run is not None and self.run.key is None
-        return in_clear or self.modified == entry.modified
+        unchanging = self.run is not None and self.run.key is None and not self.wrong
+        return unchanging or self.modified == entry.modified
 
 
 class Catalog:
@@ -137,6 +141,22 @@ class Catalog:
         self._records += footer.records
         while self._records > self._records_max and len(self._footers) > 1:
             self._drop(next(iter(self._footers)))
+
+    def spoil(self, name: RunName, records: Iterable[Record]) -> None:
+        """Note that records of an object are not what was stored, until it is stored anew."""
+        footer = self._footers.get(name)
+        if footer is not None and footer.run is not None:
+            entry = self.entry(name)
+            modified = footer.modified if entry is None else entry.modified
+            self._footers[name] = _Footer(footer.run, modified, footer.wrong.union(records))
+
+    def wrong(self, name: RunName, modified: float | None = None) -> Set[Record]:
+        """Return the records of an object that are known to be wrong. modified: unless it was
+        stored anew then."""
+        footer = self._footers.get(name)
+        if footer is None or modified not in (None, footer.modified):
+            return frozenset()
+        return footer.wrong
 
     def written(self, run: Run, modified: float) -> None:
         """Note an object that this daemon has written."""

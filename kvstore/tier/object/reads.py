@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 
 from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
-from kvstore.tier.object.catalog import Catalog
+from kvstore.tier.object.catalog import Catalog, Record
 from kvstore.tier.object.failure import ObjectGone
+from kvstore.tier.object.layout import ObjectExtent
 from kvstore.tier.object.names import Names
 from kvstore.tier.object.ranges import (
     ObjectRead,
@@ -70,6 +71,13 @@ class Reads:
             if spread[index] > 1 and outcomes[index] is Outcome.READ and whole.then is not None:
                 await _finish(whole.then)
         return outcomes
+
+    def spoil(self, extent: ObjectExtent, records: Iterable[Record]) -> None:
+        """Note that records of an object are not what was stored: no lookup finds them again until
+        the object is stored anew."""
+        name = self._names.parse_run(extent.name)
+        if name is not None:
+            self._catalog.spoil(name, records)
 
     async def _fetch(self, request: Request, told: Filled, deadline: float) -> Outcome:
         try:

@@ -128,8 +128,31 @@ class ObjectTier:
             metrics.object_bytes.labels(state).set_function(value)
 
     def set_capacity(self, nbytes: int) -> None:
-        """Change the cap; what is over it is collected when the bucket is counted next."""
+        """Change the cap; what is over it is collected soon."""
         self._upkeep.set_capacity(nbytes)
+
+    def keep(self, nbytes: int) -> None:
+        """Collect nothing for room of what is within `nbytes`, even if the cap is less."""
+        self._upkeep.kept_bytes = nbytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._upkeep.capacity_bytes
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known how much the bucket has: until then, nothing is written."""
+        return self._upkeep.is_counted
+
+    @property
+    def run_nbytes_max(self) -> int:
+        """Bytes of the largest run that was written, or refused, in this life."""
+        return self._upkeep.run_nbytes_max
+
+    def share_room(self, counted: Callable[[], None], short: Callable[[], None]) -> None:
+        """Have `counted` called after each count, before anything is collected, and `short` before
+        a run is refused for want of room: both may set the cap."""
+        self._upkeep.counted, self._upkeep.short = counted, short
 
     @property
     def found_namespaces(self) -> Set[NamespaceId]:

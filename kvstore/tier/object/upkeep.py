@@ -88,6 +88,11 @@ class Upkeep:
         self.objects = 0
         self.namespaces: Set[NamespaceId] = frozenset()  # by the last count
         self._written_nbytes = 0  # by us, ever
+        self.run_nbytes_max = 0  # of those that were written, or refused
+        self.kept_bytes = 0  # for room, objects are collected down to here at most
+        self.is_counted = False  # `nbytes` is known
+        self.counted: Callable[[], None] = lambda: None  # called after each count,
+        self.short: Callable[[], None] = lambda: None  # or if a run has no room: may set the cap
 
     @property
     def capacity_bytes(self) -> int:
@@ -95,13 +100,28 @@ class Upkeep:
         return self._settings.capacity_bytes
 
     def set_capacity(self, nbytes: int) -> None:
-        """Change the cap; what is over it is collected when the bucket is counted next."""
+        """Change the cap; what is over it is collected soon."""
         self._settings = replace(self._settings, capacity_bytes=nbytes)
+        if self.nbytes > self._collected_bytes:
+            self.collect_soon(0)
+
+    @property
+    def _collected_bytes(self) -> int:
+        """What is over this is collected: the cap, or what is to be kept under a lower one."""
+        return max(self.capacity_bytes, self.kept_bytes)
 
     def wrote(self, nbytes: int) -> None:
-        """Count bytes that this daemon has written since the last count."""
+        """Count bytes of a run that this daemon has written since the last count."""
+        self.run_nbytes_max = max(self.run_nbytes_max, nbytes)
         self.nbytes += nbytes
         self._written_nbytes += nbytes
+        if nbytes >= self._refused_nbytes:
+            self._refused_nbytes = 0  # room has come meanwhile
+
+    def ask_room(self, nbytes: int) -> None:
+        """Let the cap be raised, if others leave room, before a run of `nbytes` is refused."""
+        self.run_nbytes_max = max(self.run_nbytes_max, nbytes)
+        self.short()
 
     def collect_soon(self, nbytes: int) -> None:
         """Count and collect soon, because `nbytes` found no room; unless that was just done."""
@@ -153,6 +173,8 @@ class Upkeep:
         pause_s = min(every_s, SWEEP_AGAIN_S) if goes_on else every_s
         # Daemons that started together must not always collect together.
         self._collect_at = self._now() + pause_s * random.uniform(0.5, 1.5)
+        if self.objects and self.nbytes > self._collected_bytes:  # lowered meanwhile, or too young
+            self.collect_soon(0)
 
     def _note(self, error: KVStoreError | None) -> None:
         """Note how the last round ended, and log a change."""
@@ -232,9 +254,12 @@ class Upkeep:
         await self._learn(survey.tombstones.values())
         meanwhile = [name for name in self._tombstones.known if name not in buried]
         self._tombstones.keep([*survey.tombstones, *meanwhile])
+        self.nbytes = survey.nbytes + self._written_nbytes - before
+        self.is_counted = True
+        self.counted()
         victims = survey.victims(
             now,
-            capacity_bytes=self._settings.capacity_bytes,
+            capacity_bytes=self._collected_bytes,
             max_age_s=self._settings.max_age_s,
             grace_s=self._settings.grace_s,
             room_nbytes=self._refused_nbytes,

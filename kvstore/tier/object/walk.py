@@ -163,6 +163,7 @@ class Walk:
 
     def _live_frames(self, run: Run, shared: int, modified: float) -> Iterator[FoundFrame]:
         may_be_dead = self._tombstones.may_kill(self._named_id, modified)
+        wrong = self._catalog.wrong(run.name)
         for frame in run.frames:
             header = frame.header
             live = []
@@ -171,7 +172,8 @@ class Walk:
                     break
                 record = (header.part, block.key)
                 dead = may_be_dead and self._tombstones.kills(self._named_id, block.key, modified)
-                if not dead and (self._copies or record not in self._seen):
+                useless = dead or record in wrong
+                if not useless and (self._copies or record not in self._seen):
                     self._seen.add(record)
                     live.append(position)
             if live:

@@ -108,9 +108,11 @@ class Writes:
             return await self._stored(sealed, buffers, until)
 
     def _is_stored(self, run: Run) -> bool:
-        """Say whether a run is known to be there, with nothing of it deleted since."""
+        """Say whether a run is known to be there, with nothing of it wrong, or deleted since."""
         entry = self._catalog.entry(run.name)
-        return entry is not None and not self._is_dead(run, entry.modified)
+        if entry is None or self._catalog.wrong(run.name):
+            return False
+        return not self._is_dead(run, entry.modified)
 
     def _is_dead(self, run: Run, modified: float) -> bool:
         """Say whether anything is deleted of a run that was stored then."""
@@ -142,25 +144,26 @@ class Writes:
 
     async def _stored(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> Run:
         """Return the run that was there first; ours takes its place if it does not open, or if
-        something of it is deleted."""
+        something of it is deleted, or wrong."""
         found = await self._found(run.name, deadline)
         if found is None:
             await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
             self._upkeep.wrote(run.nbytes)
+            self._catalog.gone(run.name)  # as it was
             # Another daemon may have done the same meanwhile: the key of the last one opens it.
             found = await self._found(run.name, deadline)
         return found or run
 
     async def _found(self, name: RunName, deadline: float) -> Run | None:
         """Return the run in an object that is there, and note it; None if it does not open, or if
-        something of it is deleted."""
+        something of it is deleted, or wrong."""
         listed = await self._requests.head(str(name), deadline)
         entry = Entry(name, listed.nbytes, listed.modified)
         try:
             run = await fetch_footer(self._requests, entry, deadline, self._keys)
         except CorruptBlock:
             return None
-        if self._is_dead(run, entry.modified):
+        if self._catalog.wrong(name, entry.modified) or self._is_dead(run, entry.modified):
             return None
         self._catalog.written(run, entry.modified)
         return run
@@ -178,7 +181,10 @@ class Writes:
     def _check_room(self, run: Run, *, ahead_nbytes: int) -> None:
         if not self._upkeep.surveyed.is_set():
             raise ObjectFailed("the bucket is not counted yet", reason="unsurveyed")
-        if self.physical_nbytes + ahead_nbytes > self._upkeep.capacity_bytes:
+        wanted = self.physical_nbytes + ahead_nbytes
+        if wanted > self._upkeep.capacity_bytes:
+            self._upkeep.ask_room(run.nbytes)
+        if wanted > self._upkeep.capacity_bytes:
             self._upkeep.collect_soon(run.nbytes)
             raise ObjectFailed("the bucket is at its cap", reason="full")
 

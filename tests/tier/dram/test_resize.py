@@ -471,3 +471,29 @@ def test_a_shrink_without_a_descriptor_left_goes_on_later(monkeypatch: pytest.Mo
         assert arena.reserved_nbytes <= 2 * MIB
 
     with_arena(work)
+
+
+def test_all_of_an_arena_goes_back_although_somebody_keeps_it_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retired, "QUIET_LOOKS", 3)
+
+    async def work(arena: Arena) -> None:
+        fill(arena)
+        kept = [os.dup(each.fd) for each in arena.extents.handles()]
+        await arena.retire()
+        assert arena.is_watched
+        assert arena.reserved_nbytes == 0
+        assert arena.allocate(PAGE) is None
+        assert not any(os.fstat(each).st_blocks for each in kept)
+        os.pwrite(kept[0], b"x" * PAGE, 0)
+        assert await renewed(arena) == PAGE
+        assert not any(os.fstat(each).st_blocks for each in kept)
+        for _ in range(3):
+            assert await renewed(arena) == 0
+        assert not arena.is_watched
+        assert arena.reserved_nbytes == 0
+        for each in kept:
+            os.close(each)
+
+    with_arena(work)

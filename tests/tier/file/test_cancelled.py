@@ -14,6 +14,7 @@ from kvstore.testing.disks import FaultyDisk
 from kvstore.tier.file import FileTier
 from kvstore.tier.file.failure import DiskFailed
 from tests.tier.file.frames import (
+    MIB,
     SEALING,
     expected,
     live,
@@ -104,5 +105,60 @@ def test_a_failed_sync_whose_caller_was_cancelled_is_told_to_the_next(tmp_path: 
             assert calls == 1
             other = await put(tier, 2, "b")
             await tier.durability.sync([other])
+
+    asyncio.run(main())
+
+
+def held_in(disk: FaultyDisk, call: str) -> tuple[threading.Event, threading.Event]:
+    """Let the first call of that kind wait; return an event for that, and one that lets it go."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(made: str) -> None:
+        if made == call and not begun.is_set():
+            begun.set()
+            assert go_on.wait(10)
+
+    disk.fault = slow
+    return begun, go_on
+
+
+@pytest.mark.parametrize("call", ["lock", "punch", "names"])
+def test_an_opening_that_is_cancelled_keeps_no_lock(tmp_path: Path, call: str) -> None:
+    async def main() -> None:
+        disk = FaultyDisk()
+        begun, go_on = held_in(disk, call)
+        tier = FileTier(tmp_path, capacity_bytes=32 * MIB, segment_nbytes=MIB, disk=disk)
+        opening = asyncio.create_task(tier.open())
+        assert await asyncio.to_thread(begun.wait, 10)
+        opening.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not disk.opened
+        async with opened(tmp_path) as (other, _):
+            await put(other, 1, "a")
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_cancelled_is_carried_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = FaultyDisk()
+        tier = FileTier(tmp_path, capacity_bytes=32 * MIB, segment_nbytes=MIB, disk=disk)
+        await tier.open()
+        await put(tier, 1, "a")
+        begun, go_on = held_in(disk, "fdatasync")
+        closing = asyncio.create_task(tier.close())
+        assert await asyncio.to_thread(begun.wait, 10)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert disk.opened
+        go_on.set()
+        async with asyncio.timeout(10):
+            while disk.opened:  # noqa: ASYNC110 - a thread closes it
+                await asyncio.sleep(0.001)
+        async with opened(tmp_path) as (_, recovered):
+            assert live(recovered) == expected({"a": 1})
 
     asyncio.run(main())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tier.object import ObjectFailed
+from kvstore.tier.object import ObjectFailed, Outcome
 from tests.tier.object.opened import opened, run
-from tests.tier.object.runs import frames, prefix_of
+from tests.tier.object.runs import frames, prefix_of, reads_of
 
 
 def files_of(bucket: Path) -> list[Path]:
@@ -36,6 +36,25 @@ def test_an_object_that_arrives_while_it_is_emptied_does_not_stay(tmp_path: Path
             await side.tier.erase(30.0)
             assert not late
             assert files_of(bucket) == []
+
+    run(test)
+
+
+def test_another_daemon_misses_what_it_still_believes_in(tmp_path: Path) -> None:
+    """And asks for each object once."""
+    where, keys = {"url": f"file://{tmp_path}/bucket"}, prefix_of("believed", 32)
+
+    async def test() -> None:
+        async with opened(where) as one, opened(where) as two:
+            for first in (0, 16):
+                await one.write(frames(keys, first, first + 16))
+            assert (await two.find(keys)).blocks == 32
+            await one.tier.erase(30.0)
+            believed = await two.find(keys)
+            assert believed.blocks == 32
+            reads, _ = reads_of(believed)
+            assert set(await two.tier.reads.read(reads, two.deadline())) == {Outcome.GONE}
+            assert (await two.find(keys)).blocks == 0
 
     run(test)
 

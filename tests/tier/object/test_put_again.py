@@ -56,6 +56,37 @@ def test_an_object_that_the_deleter_did_not_know_is_stored_again(where: dict[str
     run(test)
 
 
+def test_what_was_found_wrong_is_not_found_again_until_it_is_stored_anew(
+    where: dict[str, Any], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with opened(where) as one, opened(where) as two:
+            written = await one.write(frames(KEYS))
+            path = tmp_path / "bucket" / str(written.name)
+            data = bytearray(path.read_bytes())
+            data[5000] ^= 1  # in the first record
+            path.write_bytes(data)
+            frame = (await two.find(KEYS)).frames[0]
+            two.tier.reads.spoil(frame.location, [(frame.header.part, KEYS[0])])
+            asked = two.counted("object_requests")["get"]
+            for _ in range(2):
+                assert await records(two) == RECORDS - 1
+            assert two.counted("object_requests")["get"] == asked
+            await two.write(frames(KEYS))
+            for side in (one, two):
+                await look_again(side)
+                assert await found(side) == RECORDS
+            async with opened(where) as three:
+                assert await found(three) == RECORDS
+
+    run(test)
+
+
+async def records(side: Side) -> int:
+    """Return how many records are found."""
+    return sum(len(frame.live) for frame in (await side.find(KEYS)).frames)
+
+
 def test_what_another_daemon_deleted_does_not_count_as_stored(where: dict[str, Any]) -> None:
     async def test() -> None:
         async with opened(where) as one, opened(where) as two:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.system.background import keep_running, next_beat
+from kvstore.system.threads import ended
 from kvstore.tier.file.devices import roster
 from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.devices.sequences import Sequences
@@ -98,9 +99,13 @@ class Admission:
                 f"{', '.join(map(str, away))}: not mounted; mount it, or to start with it empty: "
                 f"touch {away[0] / roster.OWN_NAME}"
             )
-        await self._enlist({device: tier for device, (tier, _) in opened.items()})
-        for device, (tier, recovered) in opened.items():
-            await self._mount(device, tier, recovered)
+        try:
+            await self._enlist({device: tier for device, (tier, _) in opened.items()})
+            for device, (tier, recovered) in opened.items():
+                await self._mount(device, tier, recovered)
+        except BaseException:
+            await self._give_back(opened)
+            raise
         listener.admitted()
         self._house = asyncio.create_task(keep_running("devices", self._keep_house, task_failed))
         for device in self.devices:
@@ -113,6 +118,13 @@ class Admission:
                 return await survey(devices, self._open, self._hang_s)
             except DiskUnreadable:  # in part, all of them: see REFUSALS_MAX
                 await asyncio.sleep(RETRY_S)
+
+    async def _give_back(self, opened: Mapping[Device, _Opened]) -> None:
+        """Unlock directories that are not used after all, those that hang when they answer."""
+        for device, (tier, _) in opened.items():
+            device.mount = None
+            device.leaving = asyncio.create_task(_abandon(tier))
+        await ended([each.leaving for each in opened if each.leaving], self._hang_s)
 
     async def close(self) -> None:
         """Stop watching the devices. Does not wait for a call that hangs."""
@@ -292,6 +304,11 @@ class Admission:
         for device, tier in tiers.items():
             peers = [path for path in members if path != device.path]
             await tier.run(partial(roster.note_peers, device.watch.disk, device.path, peers))
+
+
+async def _abandon(tier: FileTier) -> None:
+    with contextlib.suppress(KVStoreError):
+        await tier.abandon()
 
 
 async def _measure_free(mount: Mount) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.system.threads import ended
 from kvstore.tier.file.devices.device import Device, DeviceState
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 
@@ -28,20 +29,33 @@ async def survey(
 ) -> dict[Device, T]:
     """Return the results of `look`. Devices that fail or hang are noted, if another one works.
 
-    Raises errors that the operator must correct, and the error of a device if none works.
+    Raises errors that the operator must correct, and the error of a device if none works. Then, and
+    if cancelled, no directory stays locked but those of devices that do not answer within `hang_s`:
+    they are unlocked when they do.
     """
+    looks: dict[asyncio.Future[T], Device]
     looks = {asyncio.ensure_future(look(device)): device for device in devices}
+    try:
+        return await _answers(looks, hang_s)
+    except BaseException:
+        for each, device in looks.items():
+            each.cancel()
+            device.leaving = asyncio.create_task(_let_go(each))
+        await ended([device.leaving for device in devices if device.leaving], hang_s)
+        raise
+
+
+async def _answers(looks: Mapping[asyncio.Future[T], Device], hang_s: float) -> dict[Device, T]:
     pending, answers = set(looks), dict[Device, T]()
     while pending:
-        ended, pending = await asyncio.wait(pending, timeout=tick_s(hang_s))
-        for each in [look for look in looks if look in ended]:
+        done, pending = await asyncio.wait(pending, timeout=tick_s(hang_s))
+        for each in [look for look in looks if look in done]:
             error = each.exception()
             if error is None:
                 answers[looks[each]] = each.result()
             elif _is_away(error):
                 looks[each].note(DeviceState.FAILED, str(error))
             else:
-                await asyncio.gather(*(_let_go(other) for other in looks if other.done()))
                 raise error
         if answers and all(looks[each].watch.oldest_s > hang_s for each in pending):
             break
@@ -55,9 +69,11 @@ async def survey(
 
 async def _let_go(look: asyncio.Future[Any]) -> None:
     """Unlock a directory that was opened, now or when its call ends."""
-    with contextlib.suppress(KVStoreError):
-        answer = await look
-        if isinstance(answer, tuple):
+    await asyncio.wait([look])
+    if look.cancelled() or look.exception() is not None:
+        return
+    if isinstance(answer := look.result(), tuple):
+        with contextlib.suppress(KVStoreError):
             await answer[0].abandon()
 
 

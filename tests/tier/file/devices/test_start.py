@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,16 @@ import pytest
 from kvstore.model.errors import ConfigError
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Devices, DeviceState, DiskFailed
-from tests.tier.file.devices.several import fill_both, fill_other, on, read, state_of, two
+from tests.tier.file.devices.several import (
+    fill_both,
+    fill_other,
+    hanging,
+    on,
+    quick,
+    read,
+    state_of,
+    two,
+)
 from tests.tier.file.frames import MIB, SEALING, FrameIndex, bury, expected, put_on
 from tests.tier.file.test_old_keys import copy_keys, rotate
 
@@ -63,6 +74,57 @@ def test_a_missing_device_is_taken_in_when_it_comes_back(tmp_path: Path) -> None
         (tmp_path / "b" / "DEVICE").touch()
         async with two(tmp_path) as (_, index, _):
             assert deleted not in index.live
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("lock", 1), ("sync_directory", 2)], ids=["opening", "enlisting"]
+)
+def test_an_opening_that_is_cancelled_leaves_no_directory_locked(
+    tmp_path: Path, call: str, number: int
+) -> None:
+    async def main() -> None:
+        for name in "ab":
+            (tmp_path / name).mkdir()
+        disks, begun, go_on, made = quick(), threading.Event(), threading.Event(), Counter[str]()
+
+        def fault(each: str) -> None:
+            made[each] += 1
+            if (each, made[each]) == (call, number):
+                begun.set()
+                assert go_on.wait(10)
+
+        disks[1].fault = fault
+        tier = Devices([tmp_path / "a", tmp_path / "b"], capacity_bytes=MIB, disks=disks)
+        opening = asyncio.create_task(tier.open(FrameIndex(tier)))
+        assert await asyncio.to_thread(begun.wait, 10)
+        opening.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not disks[0].opened
+        assert not disks[1].opened
+        async with two(tmp_path) as (again, _, _):
+            assert len(again.mounts) == 2
+
+    asyncio.run(main())
+
+
+def test_a_start_that_is_refused_leaves_no_directory_locked(tmp_path: Path) -> None:
+    """One directory is still being opened when the other turns out to be none."""
+
+    async def main() -> None:
+        disks = quick()
+        (tmp_path / "a").touch()
+        tier = Devices([tmp_path / "a", tmp_path / "b"], capacity_bytes=MIB, disks=disks, hang_s=1)
+        disks[1].fault, begun, go_on = hanging("punch")
+        opening = asyncio.create_task(tier.open(FrameIndex(tier)))
+        assert await asyncio.to_thread(begun.wait, 10)
+        asyncio.get_running_loop().call_later(0.5, go_on.set)  # the other one is looked at before
+        with pytest.raises(ConfigError, match="not a directory"):
+            await opening
+        assert not disks[1].opened
 
     asyncio.run(main())
 
