@@ -15,7 +15,7 @@ from kvstore.tier.dram import makes_huge_pages
 from kvstore_kernels import native
 
 DESCRIPTORS_SPARE = 512  # segments, extents, sockets of the daemon itself
-DESCRIPTORS_PER_SESSION = 4  # scheduler and workers: a link and a channel each
+DESCRIPTORS_PER_SESSION = 16  # scheduler and worker: each kind of link may take an eighth of all
 SHM_NBYTES_MIN = 1 << 30
 _PINNING_DEVICES = ("/dev/nvidiactl", "/dev/infiniband")
 

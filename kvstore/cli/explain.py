@@ -16,7 +16,6 @@ from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import BlockRange, Explanation, Outcome, is_request
 from kvstore.model.words import duration, ending_lines, percent, printable, reason_text
 
-KEYS_MAX = 8192  # of one call; the vLLM connector asks for no more either
 LAST_DEFAULT = 10
 MATCHING_MAX = 1000  # a daemon answers no more at once
 
@@ -115,14 +114,15 @@ def _explain_prompt(
     with connect(target) as client:
         namespace_id, spec = find_namespace(client, namespace)
         chain = KeyChain(root_key(namespace_id, salt.encode()), spec.block_tokens)
-        # As the connector does: one token at least is left to compute.
-        keys = chain.update(tokens[:-1])[:KEYS_MAX]
+        # As connectors do: one token at least is left to compute, and a hit is of one call.
+        whole = chain.update(tokens[:-1])
+        keys = whole[: client.batch_keys_max]
         found = client.admin.explain(namespace_id, keys)
     if as_json:
         about = {"namespace": namespace_id.hex(), "tokens": len(tokens), "blocks": len(keys)}
         click.echo(json.dumps(about | asdict(found)))
         return
-    cut = " (the limit of one call)" if len(keys) == KEYS_MAX else ""
+    cut = f" (of {len(whole)}: limits.batch_keys_max)" if len(keys) < len(whole) else ""
     lines = [
         f"{len(tokens)} tokens, of which {len(keys)} blocks of {spec.block_tokens} can be a hit "
         f"(namespace {namespace_id.hex()[:12]}){cut}",

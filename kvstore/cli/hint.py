@@ -18,8 +18,6 @@ from kvstore.model.hint import HintKind, HintReport, Prefix, Short
 from kvstore.model.words import duration, size
 from kvstore.settings import parse_size
 
-KEYS_MAX = 8192  # of one call
-
 _DONE = {
     HintKind.END: "{done} of {blocks} blocks belong to this conversation alone: evicted first",
     HintKind.EXPECT: "{done} of {blocks} blocks are expected in {lasts}",
@@ -197,7 +195,7 @@ def _send(
         about: str | Prefix = conversation or ""
         if tokens is not None:
             _, spec = find_namespace(client, namespace)
-            about = _prefix(spec, tokens, salt, conversation or "")
+            about = _prefix(spec, tokens, salt, conversation or "", client.batch_keys_max)
         report = give(client, about)
     if as_json:
         click.echo(json.dumps(asdict(report)))
@@ -207,8 +205,18 @@ def _send(
     click.get_current_context().exit(int(nothing))
 
 
-def _prefix(spec: Namespace, tokens: list[int], salt: str, conversation: str) -> Prefix:
-    most = tokens[: KEYS_MAX * spec.block_tokens]
+def _prefix(
+    spec: Namespace, tokens: list[int], salt: str, conversation: str, keys_max: int
+) -> Prefix:
+    """Name the first blocks of a prompt: a hint is one call, because the next one about the same
+    prefix takes its place."""
+    if len(tokens) // spec.block_tokens > keys_max:
+        click.echo(
+            f"the hint is about the first {keys_max} blocks: for more, raise "
+            "limits.batch_keys_max of the daemon",
+            err=True,
+        )
+    most = tokens[: keys_max * spec.block_tokens]
     return Prefix.of_tokens(spec, most, cache_salt=salt.encode(), session_id=conversation)
 
 

@@ -62,7 +62,8 @@ class HttpOpening:
             if certificates is None and not is_loopback(address[0]):
                 page = NoPage("beyond loopback the page needs TLS: set tls.cert and tls.key")
             else:
-                page = make_page(PageCalls(asyncio.get_running_loop(), calls_of, allowed))
+                loop = asyncio.get_running_loop()
+                page = make_page(PageCalls(loop, calls_of, allowed, audit))
         try:
             return MetricsPort(
                 *address,

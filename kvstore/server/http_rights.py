@@ -88,7 +88,15 @@ class HttpRights:
         else:
             self._metrics.rpc_errors.labels("page", "Unavailable", error.reason).inc()
 
-    def _refused(self, what: str, host: str, error: Unauthorized) -> None:
+    def refused_call(
+        self, method: str, principal: Principal, host: str, error: Unauthorized
+    ) -> None:
+        """Count a call that the page does not make for somebody, and note it."""
+        self._refused(method, host, error, principal)
+
+    def _refused(
+        self, what: str, host: str, error: Unauthorized, principal: Principal | None = None
+    ) -> None:
         self._metrics.rpc_errors.labels(what, "Unauthorized", error.reason).inc()
         if self._audit is not None:
-            self._audit.refused(what, None, host, error.reason, str(error))
+            self._audit.refused(what, principal, host, error.reason, str(error))

@@ -53,6 +53,9 @@ _OPTIONS: Final = (
 )
 
 CONNECTION_AGE_MS = 3_600_000  # over TLS; then its client shows its certificate again
+CONNECTION_IDLE_MS = 600_000
+"""Over TCP, without a call: whoever is gone without a word takes no place for ever. A client that
+is there connects again at its next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,13 @@ class UnixListener:
         with owned_socket_path(self.path, self._key):
             yield
 
-    async def start(self) -> None:
-        """Bind and serve all three sockets, or none. Raises ConfigError."""
+    async def start(self, connections: int) -> None:
+        """Bind and serve all three sockets, or none. connections: that gRPC may have here; it
+        closes those beyond at once. Raises ConfigError."""
         async with contextlib.AsyncExitStack() as stack:
-            server = _grpc_server(self._served.service, self.boundary, self._grpc_health)
+            server = _grpc_server(
+                self._served.service, self.boundary, self._grpc_health, connections
+            )
             with private_umask():
                 bind_port(server, f"unix:{self.path}", f"{self._key}={self.path}")
             if (store := self._served.store) is not None:
@@ -198,20 +204,27 @@ class TcpListener:
         self._grpc_health = grpc_health
         self._server: grpc.aio.Server | None = None
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has an address at all."""
+        return self._address is not None
+
     def check_free(self) -> None:
         """Raise ConfigError for a port that cannot be had. gRPC would say so only after the
         recovery, which may take a while, and print a line of its own."""
         check_free("server.listen", self._listen, self._address)
 
-    async def start(self) -> None:
-        """Bind and serve. Raises ConfigError."""
+    async def start(self, connections: int) -> None:
+        """Bind and serve. connections: as for `UnixListener.start`. Raises ConfigError."""
         if self._address is None:
             return
         host, port = self._address
         host = f"[{host}]" if ":" in host else host
         credentials = self._certificates.grpc_credentials() if self._certificates else None
-        options = (("grpc.max_connection_age_ms", CONNECTION_AGE_MS),) if credentials else ()
-        server = _grpc_server(self._service, self.boundary, self._grpc_health, options)
+        options = [("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS)]
+        if credentials is not None:
+            options.append(("grpc.max_connection_age_ms", CONNECTION_AGE_MS))
+        server = _grpc_server(self._service, self.boundary, self._grpc_health, connections, options)
         name = f"server.listen={self._listen}"
         self.port = bind_port(server, f"{host}:{port}", name, credentials)
         await server.start()
@@ -267,11 +280,12 @@ def _grpc_server(
     service: rpc.KVStoreServicer,
     boundary: Boundary,
     grpc_health: GrpcHealth,
+    connections: int,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=[boundary],
-        options=(*_OPTIONS, *options),
+        options=(*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections), *options),
         maximum_concurrent_rpcs=RPCS_MAX,
     )
     rpc.add_KVStoreServicer_to_server(service, server)

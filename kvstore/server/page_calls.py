@@ -10,11 +10,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.model.errors import Unauthorized, Unavailable
 from kvstore.model.tenant import Principal
 from kvstore.server import rights
+from kvstore.server.audit import AuditLog
+from kvstore.server.audited import audited, peer_of_call
 from kvstore.server.http_rights import HttpRights
 from kvstore.server.identity import CALLER
 
@@ -23,16 +25,31 @@ BATCHES_MAX = 64  # of requests as they come, that the page has not taken yet
 T = TypeVar("T")
 
 
+class _From(NamedTuple):
+    """Where a call came from, as gRPC would say it."""
+
+    host: str
+
+    def peer(self) -> str:
+        return f"ipv6:[{self.host}]:0" if ":" in self.host else f"ipv4:{self.host}:0"
+
+
 class PageCalls:
-    """The daemon, as the page sees it. Coroutines run on the page's loop."""
+    """The daemon, as the page sees it. Coroutines run on the page's loop.
+
+    What is asked is noted in the audit log as over gRPC. host: the address of who asks; "" where
+    the page asks for all who watch, which is `noted` for each of them.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         service_of: Callable[[Principal], Any],
         allowed: HttpRights,
+        audit: AuditLog | None,
     ) -> None:
         """loop: that answers engines. service_of: of a tenant; raises Unauthorized."""
+        self._audit = audit
         self._loop = loop
         self._service_of = service_of
         self._allowed = allowed
@@ -48,21 +65,48 @@ class PageCalls:
         """Count a visitor that is not let in, and note it if it was not allowed."""
         self._allowed.refused_visitor(host, error)
 
-    async def ask(self, principal: Principal, method: str, request: Any) -> Any:
+    def refused_call(
+        self, method: str, principal: Principal, host: str, error: Unauthorized
+    ) -> None:
+        """Count what somebody may not see, and note it."""
+        self._allowed.refused_call(method, principal, host, error)
+
+    def noted(self, principal: Principal, host: str, outcome: str, *methods: str) -> None:
+        """Note that somebody sees what these methods have told the page."""
+        if self._audit is not None:
+            peer = peer_of_call(_From(host))
+            for method in methods:
+                self._audit.call(method, principal, peer, outcome)
+
+    async def ask(self, principal: Principal, method: str, request: Any, host: str = "") -> Any:
         """Return the reply to one call. Raises Unauthorized, Unavailable after ASK_S, and what the
         call raises."""
-        rights.check(method, principal)
+        service = self._served(principal, method, host)
+
+        async def behaviour(asked: Any, _: Any) -> Any:
+            return await getattr(service, method)(asked, None)
 
         async def answer() -> Any:
             CALLER.set(principal)
-            return await getattr(self._service_of(principal), method)(request, None)
+            if self._audit is None or not host:
+                return await behaviour(request, None)
+            return await audited(method, behaviour, self._audit)(request, _From(host))
 
         return await self._on_loop(answer())
 
-    async def stats(self, principal: Principal) -> dict[str, Any]:
+    def _served(self, principal: Principal, method: str, host: str) -> Any:
+        """Return what answers a call. Raises Unauthorized."""
+        try:
+            rights.check(method, principal)
+            return self._service_of(principal)
+        except Unauthorized as error:
+            if host:
+                self.refused_call(method, principal, host, error)
+            raise
+
+    async def stats(self, principal: Principal, host: str = "") -> dict[str, Any]:
         """Return what `Stats` says. Only what the daemon's loop owns is looked at there."""
-        rights.check("Stats", principal)
-        service = self._service_of(principal)
+        service = self._served(principal, "Stats", host)
 
         async def look() -> dict[str, Any]:
             CALLER.set(principal)

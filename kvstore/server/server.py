@@ -38,7 +38,7 @@ from kvstore.server.tracing import Tracing
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
-from kvstore.system.descriptors import raise_limit
+from kvstore.system.descriptors import connections_max, raise_limit
 from kvstore.transport.messages import Epoch
 from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
@@ -152,8 +152,9 @@ class Server:
         async with contextlib.AsyncExitStack() as stack:
             if self._tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self._tracing.close)
+            connections = self._connections()
             for listener in self._all:
-                await listener.start()
+                await listener.start(connections)
                 stack.push_async_callback(listener.close)
             self._serving = True
             await self._health.beat()
@@ -175,6 +176,10 @@ class Server:
     def _all(self) -> list[UnixListener | TcpListener]:
         return [self._unix, *self._listeners.values(), self._tcp]
 
+    def _connections(self, more: int = 0) -> int:
+        """Return how many connections gRPC may have at a listener. more: listeners that come."""
+        return connections_max(1 + len(self._listeners) + self._tcp.listens + more)
+
     def _served_by_default(self) -> Served:
         """Return what is served on the daemon's own socket, and over TCP."""
         default = self._tenants.find(DEFAULT_TENANT)
@@ -195,7 +200,7 @@ class Server:
         listener = self._listener_of(tenant)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(listener.owned())
-            await listener.start()
+            await listener.start(self._connections(1))
             stack.push_async_callback(listener.close)
             self._hosted[tenant.name] = stack.pop_all()
             self._open.push_async_callback(self._hosted[tenant.name].aclose)

@@ -148,9 +148,10 @@ class TenantAdmin:
         await self._tenants.leave_fleet(tenant)
         await tenant.store.end_uploads()
         try:
-            await tenant.store.close(0.0)
+            await tenant.store.close(0.0, retire=True)
         except (KVStoreError, OSError) as error:  # what is stored of it is deleted anyway
             logger.error("tenant=not_closed name=%s reason=%r", tenant.name, str(error))
+        await self._tenants.left.take(tenant.store.arena)
         leaving.open = None
 
 

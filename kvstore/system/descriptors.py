@@ -9,7 +9,10 @@ from __future__ import annotations
 import resource
 
 WANTED = 1 << 16
-SHARES = 4  # each of three kinds of links has one; the rest is for gRPC, files and the arena
+SHARES = 4
+"""Each of three kinds of links has one, and gRPC's connections half of the fourth: see
+`connections_max`. The rest is for files and the arena."""
+CONNECTIONS_MAX, CONNECTIONS_MIN = 4096, 8  # of one listener of gRPC
 
 
 def raise_limit() -> int:
@@ -26,6 +29,17 @@ def links_max(most: int, descriptors: int = 1) -> int:
     """Return how many links of one kind to accept, at most `most`. descriptors: that each takes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, soft // SHARES // descriptors)
+
+
+def connections_max(listeners: int) -> int:
+    """Return how many connections gRPC may accept at one more listener, where there are so many
+    with it.
+
+    gRPC is told that once, when it begins to listen, so none is lent. Half of a share is in equal
+    parts, one for each listener; the other half is for listeners that come later.
+    """
+    part = links_max(2 * listeners * CONNECTIONS_MAX) // (2 * listeners)
+    return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, part))
 
 
 class LinkPool:

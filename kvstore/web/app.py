@@ -25,7 +25,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.web import shapes
 from kvstore.web.daemon import Calls
 from kvstore.web.visitors import Visitors, cookie_name
-from kvstore.web.watch import SHARED, Watches
+from kvstore.web.watch import SHARED, TOLD, Watches
 
 REQUESTS_MAX = 1000
 FORM_FIELDS_MAX = 4
@@ -197,18 +197,22 @@ class _Api:
         return _json(shown | {"watches": principal.role >= SHARED, "reasons": shapes.reasons()})
 
     async def status(self, request: Request) -> Response:
-        return _json(shapes.status(await self._calls.stats(self._principal(request))))
+        stats = await self._calls.stats(self._principal(request), _host(request))
+        return _json(shapes.status(stats))
 
     async def live(self, request: Request) -> Response:
         principal = self._principal(request)
         if principal.role < SHARED:
             words = f"this takes the role {SHARED.word}: you have {principal.role.word}"
-            raise Unauthorized(words, reason="role")
+            error = Unauthorized(words, reason="role")
+            self._calls.refused_call(TOLD[0], principal, _host(request), error)
+            raise error
         try:
             self._watches.place(principal)
         except Unavailable as error:
-            self._calls.refused(request.state.visitor.host, error)
+            self._calls.refused(_host(request), error)
             raise
+        self._calls.noted(principal, _host(request), "begun", *TOLD)
 
         def is_still() -> bool:
             try:
@@ -238,6 +242,8 @@ class _Api:
             if len(self._trees) >= TREES_MAX:
                 self._trees.clear()
             self._trees[key] = now, told
+        else:
+            self._calls.noted(key[0], _host(request), "ok", "Tree")
         return Response(told, media_type="application/json")
 
     async def _tree(self, request: Request) -> shapes.Shape:
@@ -273,7 +279,7 @@ class _Api:
         return _json(shapes.slow(await self._ask(request, "Slow", asked)))
 
     async def _ask(self, request: Request, method: str, asked: Any) -> Any:
-        return await self._calls.ask(self._principal(request), method, asked)
+        return await self._calls.ask(self._principal(request), method, asked, _host(request))
 
     def _principal(self, request: Request) -> Principal:
         """Return who asks; an admin may ask for another tenant. Raises Unauthorized,
@@ -283,9 +289,17 @@ class _Api:
         if tenant == principal.tenant:
             return principal
         if principal.role is not Role.ADMIN:
-            raise Unauthorized("another tenant's is told to an admin", reason="tenant")
+            error = Unauthorized("another tenant's is told to an admin", reason="tenant")
+            self._calls.refused_call("page", principal, _host(request), error)
+            raise error
         check_tenant_name(tenant)
         return principal._replace(tenant=tenant)
+
+
+def _host(request: Request) -> str:
+    """Return the address of who asks."""
+    host: str = request.state.visitor.host
+    return host
 
 
 def _text(request: Request, name: str) -> str:

@@ -22,7 +22,8 @@ class Visitor(Protocol):
 
 
 class Calls(Protocol):
-    """The daemon, asked from the page's loop."""
+    """The daemon, asked from the page's loop. host: of who asks, "" for all who watch: what is
+    asked for them is `noted` for each."""
 
     def caller(
         self, authorization: str, names: tuple[str, ...] | None, host: str
@@ -32,10 +33,18 @@ class Calls(Protocol):
     def refused(self, host: str, error: Unauthorized | Unavailable) -> None:
         """Count a visitor that is not let in."""
 
-    async def ask(self, principal: Principal, method: str, request: Any) -> Any:
+    def refused_call(
+        self, method: str, principal: Principal, host: str, error: Unauthorized
+    ) -> None:
+        """Count what somebody may not see, and note it."""
+
+    def noted(self, principal: Principal, host: str, outcome: str, *methods: str) -> None:
+        """Note that somebody sees what these methods of the .proto have told the page."""
+
+    async def ask(self, principal: Principal, method: str, request: Any, host: str = "") -> Any:
         """Return the reply to a call of the .proto. Raises Unauthorized, Unavailable."""
 
-    async def stats(self, principal: Principal) -> dict[str, Any]:
+    async def stats(self, principal: Principal, host: str = "") -> dict[str, Any]:
         """Return what `Stats` says. Raises Unauthorized, Unavailable."""
 
     def monitor(self, principal: Principal, request: Any) -> AsyncIterator[Any]:

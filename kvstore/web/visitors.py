@@ -67,11 +67,21 @@ class Visitors:
         cookie = request.cookies.get(cookie_name(request), "")
         if not self._token:
             shown = shown or self._signed_in.get(cookie, "")
+            if not shown and visitor.names is None:
+                raise self._refused(request, "show a credential of this daemon", was_shown=False)
             return self._with_credential(shown, visitor)
         given = shown[len(_BEARER) :] if shown[: len(_BEARER)].lower() == _BEARER else ""
         if self._is_token(given) or self._is_cookie(cookie):
             return WITH_TOKEN
-        raise Unauthorized(SHOW, reason="credential")
+        raise self._refused(request, SHOW, was_shown=bool(shown or cookie))
+
+    def _refused(self, request: HTTPConnection, words: str, *, was_shown: bool) -> Unauthorized:
+        """Return a refusal, which is counted unless somebody has only opened the page: then the
+        form asks him."""
+        error = Unauthorized(words, reason="credential")
+        if was_shown or request.url.path != "/":
+            self._calls.refused(request.state.visitor.host, error)
+        return error
 
     def sign_in(self, shown: str, visitor: Visitor) -> str:
         """Return the cookie for a token that was typed, or was in the address. Raises
@@ -93,8 +103,6 @@ class Visitors:
         self._signed_in.pop(cookie, None)
 
     def _with_credential(self, authorization: str, visitor: Visitor) -> Principal:
-        if not authorization and visitor.names is None:
-            raise Unauthorized("show a credential of this daemon", reason="credential")
         principal = self._calls.caller(authorization, visitor.names, visitor.host)
         if principal is None:
             raise Unauthorized(SHOW, reason="credential")

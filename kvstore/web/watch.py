@@ -29,6 +29,7 @@ CONVERSATIONS_SHOWN: Final = 100
 CONVERSATIONS_EVERY, NAMESPACES_EVERY = 2, 5  # frames
 RETRY_S = 2.0
 SHARED: Final = Role.OPERATOR  # what a frame tells takes this role
+TOLD: Final = ("Monitor", "Conversations", "ListNamespaces")  # by frames, of others' requests
 
 
 class Watches:

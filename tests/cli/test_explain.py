@@ -160,6 +160,23 @@ def test_a_prompt_of_token_ids_is_explained_range_by_range(stored: Stored, tmp_p
     assert lines[6].startswith("ends at block 8: deleted")
 
 
+def test_a_prompt_longer_than_a_call_is_explained_as_far_as_an_engine_asks() -> None:
+    with Daemon("limits.batch_keys_max=4", file=False) as daemon:
+        with Client(daemon.start().target) as client:
+            namespace_id = client.register(sample_namespace("explained"))
+            keys = KeyChain(root_key(namespace_id), BLOCK_TOKENS).update(TOKENS)
+            client.put(namespace_id, keys[:8], sample_records(keys[:8]))
+        ask = ("explain", "--prompt", "-", "--target", daemon.target)
+        done = kvstore(*ask, stdin=json.dumps(TOKENS))
+        assert "of which 4 blocks of 16 can be a hit" in done.output
+        assert "(of 24: limits.batch_keys_max)" in done.output
+        assert "hit: 4 blocks" in done.output
+        done = kvstore(*ask, stdin=json.dumps(TOKENS[: 4 * BLOCK_TOKENS + 1]))
+        assert "of which 4 blocks of 16 can be a hit" in done.output
+        assert "batch_keys_max" not in done.output
+        daemon.stop()
+
+
 def test_the_same_as_json_from_stdin_and_with_a_salt(stored: Stored) -> None:
     ask = ("explain", "--prompt", "-", "--json", *stored.at)
     told = json.loads(kvstore(*ask, stdin=json.dumps(TOKENS)).output)

@@ -64,6 +64,22 @@ def test_a_prompt_names_a_prefix(at: tuple[str, str], tmp_path: Path) -> None:
     assert (report["kind"], report["done_blocks"], report["short"]) == ("pin", 10, "")
 
 
+def test_a_prompt_longer_than_a_call_is_hinted_at_as_far_as_one_goes() -> None:
+    with Daemon("limits.batch_keys_max=4", file=False) as daemon:
+        with Client(daemon.start().target) as client:
+            namespace_id = client.register(SPEC)
+            keys = KeyChain(root_key(namespace_id), SPEC.block_tokens).update(TOKENS)
+            client.put(namespace_id, keys, sample_records(keys))
+        ask = ("hint", "expect", "--in", "30", "--target", daemon.target, "--prompt", "-")
+        done = kvstore(*ask, stdin=json.dumps(TOKENS))
+        assert "4 of 4 blocks are expected" in done.stdout, done.output
+        assert "the first 4 blocks" in done.stderr
+        done = kvstore(*ask, stdin=json.dumps(TOKENS[: 4 * SPEC.block_tokens]))
+        assert "4 of 4 blocks are expected" in done.stdout
+        assert done.stderr == ""
+        daemon.stop()
+
+
 def test_an_unknown_conversation_is_an_error_for_scripts(at: tuple[str, str]) -> None:
     done = kvstore("hint", "end", "chat-18", *at)
     assert done.exit_code == 1

@@ -26,7 +26,7 @@ SPACE = sample_namespace("age")
 KEYS = sample_keys("age", 8)
 RECORDS = sample_records(KEYS)
 SHORT = (
-    f"from kvstore.server import listeners; listeners.CONNECTION_AGE_MS = {AGE_MS}\n"
+    f"from kvstore.server import listeners; listeners.{{}} = {AGE_MS}\n"
     "from kvstore.cli.main import main; main(prog_name='kvstore')"
 )
 
@@ -34,8 +34,16 @@ SHORT = (
 class ShortLived(Daemon):
     """A daemon whose connections over TLS end soon."""
 
+    bound = "CONNECTION_AGE_MS"
+
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", SHORT, *arguments]
+        return [sys.executable, "-c", SHORT.format(self.bound), *arguments]
+
+
+class Impatient(ShortLived):
+    """A daemon whose connections over TCP end soon when nobody calls."""
+
+    bound = "CONNECTION_IDLE_MS"
 
 
 class Site:
@@ -55,16 +63,17 @@ class Site:
     def told(self) -> dict[str, Any]:
         return {"tls_ca": self.ca, "token_file": self.token}
 
-    def connections(self) -> set[int]:
-        """Return the ports of those who are connected now."""
-        found = set()
-        lines = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
-        for line in (each for some in lines for each in some[1:]):
-            _, local, remote, state, *_ = line.split()
-            port, peer = (int(each.rpartition(":")[2], 16) for each in (local, remote))
-            if port == self.daemon.port and state == "01":
-                found.add(peer)
-        return found
+
+def connections(daemon: Daemon) -> set[int]:
+    """Return the ports of those who are connected now."""
+    found = set()
+    lines = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    for line in (each for some in lines for each in some[1:]):
+        _, local, remote, state, *_ = line.split()
+        port, peer = (int(each.rpartition(":")[2], 16) for each in (local, remote))
+        if port == daemon.port and state == "01":
+            found.add(peer)
+    return found
 
 
 @pytest.fixture
@@ -114,10 +123,18 @@ def test_calls_and_streams_survive_the_renewal_of_their_connection(site: Site) -
 
 
 def _is_renewed(site: Site, seen: set[int]) -> bool:
-    seen |= site.connections()
+    seen |= connections(site.daemon)
     return len(seen) > 2 + RENEWED  # both clients have had one from the first on
 
 
 async def _tells(replies: Any, request_id: str) -> bool:
     reply = await anext(replies)
     return any(each.outcome.request_id == request_id for each in reply.answered)
+
+
+def test_a_connection_over_tcp_without_calls_ends_and_its_client_comes_again() -> None:
+    with Impatient(file=False, tcp=True) as daemon, Client(daemon.start().address) as client:
+        client.put(client.register(SPACE), KEYS, RECORDS)
+        assert until(lambda: not connections(daemon)) >= AGE_MS / 1000 / 2
+        assert client.get(SPACE.id, KEYS) == RECORDS
+        daemon.stop()

@@ -15,6 +15,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.model.errors import KVStoreError
+from kvstore.system.descriptors import SHARES
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -24,6 +25,7 @@ SPACE = sample_namespace("hostile")
 KEYS = sample_keys("hostile", 40)
 RECORDS = sample_records(KEYS)
 DESCRIPTORS = 200
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
 
 
 def peak_nbytes(daemon: Daemon) -> int:
@@ -120,15 +122,103 @@ def test_links_of_several_tenants_leave_another_one_and_the_disk_theirs() -> Non
         daemon.stop()
 
 
-def test_connections_that_say_nothing_are_closed_and_the_disk_goes_on(narrow: Daemon) -> None:
-    """gRPC's own connections cannot be bounded: for a moment they may take every descriptor."""
-    with Client(narrow.target) as client, contextlib.ExitStack() as stack:
+class Tight(Daemon):
+    """A daemon that is allowed few open files from its start on."""
+
+    def command(self, *arguments: str) -> list[str]:
+        limited = f'ulimit -n {DESCRIPTORS}; exec "$@"'
+        return ["sh", "-c", limited, "sh", *super().command(*arguments)]
+
+
+@pytest.fixture
+def tight() -> Iterator[Tight]:
+    with Tight("dram.capacity=4MiB", "dram.extent=4MiB", "file.segment=4MiB", tcp=True) as daemon:
+        yield daemon
+        daemon.stop()
+
+
+def let_in(stack: contextlib.ExitStack, daemon: Daemon, target: str) -> list[socket.socket]:
+    """Connect more often than the daemon may open files, as clients of gRPC that ask nothing;
+    return the connections that it keeps."""
+    links = []
+    for _ in range(2 * DESCRIPTORS):
+        if target == daemon.target:
+            link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            address: str | tuple[str, int] = str(daemon.socket)
+        else:
+            link = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            address = ("127.0.0.1", daemon.port)
+        link.settimeout(5)
+        with contextlib.suppress(OSError):
+            link.connect(address)
+            link.sendall(PREFACE)
+        links.append(link)
+    return [link for link in links if is_kept(link)]
+
+
+def is_kept(link: socket.socket) -> bool:
+    """Say whether a connection was greeted, and not closed since."""
+    try:
+        if not link.recv(4096):
+            return False
+        link.setblocking(False)
+        while link.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def is_answered(target: str) -> bool:
+    try:
+        with Client(target) as client:
+            client.register(SPACE)
+    except KVStoreError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_connections_of_grpc_leave_the_disk_and_the_other_listener_theirs(
+    tight: Tight, over: str
+) -> None:
+    tight.start()
+    target, other = tight.target, tight.address
+    if over == "tcp":
+        target, other = other, target
+    most = DESCRIPTORS // SHARES // 2 // 2  # of two listeners
+    with Client(target) as client:
         client.register(SPACE)
-        flood(stack, str(narrow.socket), socket.SOCK_STREAM)
-        until(lambda: descriptors(narrow) < DESCRIPTORS // 2, 30)
-        # The disk is tried again with pauses that double.
-        until(lambda: client.put(SPACE.id, KEYS, RECORDS, durable=True).durable, 120)
+        with contextlib.ExitStack() as stack:
+            kept = let_in(stack, tight, target)
+            assert most - 4 <= len(kept) < most, "the client has some of them"
+            assert descriptors(tight) < DESCRIPTORS - most
+            assert client.put(SPACE.id, KEYS, RECORDS, durable=True).durable
+            assert client.get(SPACE.id, KEYS) == RECORDS
+            assert client.admin.stats()["file"]["state"] == "ok"
+            assert not is_answered(target)
+            assert is_answered(other)
+            assert all(map(is_open, kept))
+        until(lambda: is_answered(target), 20)
         assert client.get(SPACE.id, KEYS) == RECORDS
+    assert "Too many open files" not in tight.output()
+
+
+def is_open(link: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return bool(link.recv(4096))
+    return True
+
+
+def test_connections_that_say_nothing_are_closed(tight: Tight) -> None:
+    tight.start()
+    before = descriptors(tight)
+    with contextlib.ExitStack() as stack:
+        flood(stack, str(tight.socket), socket.SOCK_STREAM)
+        until(lambda: descriptors(tight) <= before, 30)
+        assert is_answered(tight.target)
 
 
 def test_a_daemon_asks_for_more_files_than_it_was_given(daemon: Daemon) -> None:

@@ -239,12 +239,12 @@ def test_nothing_of_a_tenant_is_deleted_before_its_store_is_closed(
         close, closed = tenant.store.close, []
         directory = tmp_path / "tenants" / tenant_id("first").hex()
 
-        async def fails(_: float = 0.0) -> None:
+        async def fails(*_: float, **__: bool) -> None:
             raise RuntimeError("can't start new thread")
 
-        async def notes(drain_s: float) -> None:
+        async def notes(drain_s: float, *, retire: bool) -> None:
             assert directory.exists()
-            await close(drain_s)
+            await close(drain_s, retire=retire)
             closed.append(True)
 
         for step in ("end_uploads", "close"):
@@ -275,7 +275,7 @@ def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
 
         async def unhost(_: str, __: float) -> None: ...
 
-        async def fails(_: float) -> None:
+        async def fails(*_: float, **__: bool) -> None:
             raise DiskFailed("fdatasync: Input/output error")
 
         await tenants.start()
@@ -287,6 +287,7 @@ def test_a_tenant_whose_disk_fails_under_the_close_is_erased_all_the_same(
         assert directory.exists()
         assert await admin.delete("first") == (0, "none", "")
         assert not directory.exists()
+        assert tenant.store.arena.reserved_nbytes == 0
         assert tenants.find("first") is tenants.file.part("first") is None
         with contextlib.suppress(DiskFailed):
             await close(0.0)

@@ -6,7 +6,13 @@ import resource
 
 import pytest
 
-from kvstore.system.descriptors import SHARES, LinkPool
+from kvstore.system.descriptors import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_MIN,
+    SHARES,
+    LinkPool,
+    connections_max,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +67,27 @@ def test_an_odd_number_of_links_is_all_used() -> None:
     while alone.take():
         pass
     assert alone.links == 5
+
+
+def test_connections_of_grpc_have_half_a_share_at_the_start_and_never_all_of_the_rest() -> None:
+    assert [connections_max(listeners) for listeners in (1, 2, 3)] == [20, 10, CONNECTIONS_MIN]
+
+
+def test_listeners_that_come_one_by_one_stay_within_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 16, 1 << 16))
+    at_first = 20
+    parts = [connections_max(at_first)] * at_first
+    parts += [connections_max(listeners) for listeners in range(at_first + 1, 2 * at_first + 1)]
+    assert sum(parts[:at_first]) <= (1 << 16) // SHARES // 2
+    assert sum(parts) <= (1 << 16) // SHARES
+    assert min(parts) >= 200
+
+
+def test_without_a_limit_a_listener_has_all_that_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (unlimited, unlimited))
+    assert connections_max(3) == CONNECTIONS_MAX
