@@ -147,8 +147,8 @@ class EtcdMembership:
     @property
     def doubtful(self) -> Collection[NodeId]:
         """The members that stay for their answers alone although etcd has answered for a TTL, or
-        for 17 s: they may not have applied what it keeps, and who deletes need not know of them.
-        They stay doubtful until etcd has them again, whatever becomes of it."""
+        for 17 s if that is less: they may not have applied what it keeps, and who deletes need not
+        know of them. They stay doubtful until etcd has them again, whatever becomes of it."""
         self._doubt_if_due()
         return self._held.doubted
 
@@ -156,7 +156,7 @@ class EtcdMembership:
         """Return what tells whether every member, but for doubtful ones, is one that a delete kept
         before now was told to, or that has to apply it before it lends."""
         begun = self._lists
-        return lambda: self._listed > begun and self._doubt_if_due()
+        return lambda: self._listed > begun and (self._doubt_if_due() or not self._held.trusts)
 
     @property
     def away_s(self) -> float | None:
@@ -229,12 +229,16 @@ class EtcdMembership:
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self) -> int:
-        """Take the members from etcd; return its revision."""
+        """Take the members from etcd; return the revision that they are of."""
         self._lists = number = self._lists + 1
+        known = self._revision
         reply = await self._calls.list(
             self._begin, self._end, limit=MEMBERS_MAX + 1, timeout_s=LIST_S
         )
         self._reached()
+        if known <= reply.header.revision < self._revision:  # one that came meanwhile is newer
+            self._listed = max(self._listed, number)
+            return self._revision
         there = self._entries.parse(reply.kvs, all_there_are=True)
         own = there.pop(self._registration.own.node, None)
         right = self._registration.is_right(own)

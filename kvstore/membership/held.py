@@ -33,6 +33,11 @@ class Held:
         """Those of them that `doubt` was about."""
         return self._doubted
 
+    @property
+    def trusts(self) -> bool:
+        """Whether there are some that are not doubted."""
+        return not self._doubted.issuperset(self._misses)
+
     def doubt(self) -> None:
         """Doubt all that are held now, until the engine says again that they are there."""
         self._doubted.update(self._misses)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from kvstore.model.block import BlockKey, NamespaceId
 
 LINGERING_MAX = 256  # deletes that are remembered for themselves
+WHOLE_MAX = 256  # of how many groups of namespaces all is; then of all there are
 LOOK_S = 0.5  # between two looks whether one is over
 Over = Callable[[], bool]
 
@@ -79,8 +80,10 @@ class Deletions:
         self, namespaces: Collection[NamespaceId] | None, seconds: float, over: Over
     ) -> None:
         """The same for all of the namespaces. If one of them does so already, it goes on for this
-        one: however many come, one is remembered."""
+        one: however many come, one is remembered. Over a bound, it is for all namespaces."""
         name = None if namespaces is None else frozenset(namespaces)
+        if name not in self._whole and len(self._whole) >= WHOLE_MAX:
+            namespaces = name = None
         if name in self._whole:
             self._whole[name] = over
             return
@@ -99,7 +102,8 @@ class Deletions:
         self, namespaces: Collection[NamespaceId] | None, keys: Collection[BlockKey] | None
     ) -> Iterator[None]:
         """Tell those who watch, now and for as long as the context lasts: see `Watch.deleted`."""
-        delete = (namespaces, keys)
+        # Sets: of two of them, the smaller one is walked through. Deletes may linger for long.
+        delete = (namespaces, None if keys is None else frozenset(keys))
         for watch in self._deletions:
             watch.deleted(*delete)
         self._deletes.append(delete)

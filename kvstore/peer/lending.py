@@ -44,13 +44,14 @@ logger = logging.getLogger(__name__)
 IDLE_S = 90.0  # longer than the borrower keeps an idle connection
 SEND_S_MAX = 30.0  # of one answer, whatever its borrower allows
 RATE_WAIT_S_MAX = 1.0
+SENT_TO_MAX = 16384  # nodes, of each tenant one, whose bytes are remembered
 STOP_S_MAX = 3.0  # that a thread is waited for; where a disk hangs, it may never end
 
 
 class Lending:
     """The reads of all peers. `serve` each bulk connection; `close` ends the threads.
 
-    sent_nbytes: by node and tenant, of as many nodes as there were links. lent: told of each read.
+    sent_nbytes: by node and tenant, of those that read last. lent: told of each read.
     """
 
     def __init__(
@@ -195,7 +196,10 @@ class Lending:
 
     def note_lent(self, node: NodeId, tenant: TenantId, nbytes: int) -> None:
         """Count a read that was served."""
-        self.sent_nbytes[node, tenant] += nbytes
+        sent = self.sent_nbytes
+        sent[node, tenant] = sent.pop((node, tenant), 0) + nbytes  # the last one now
+        if len(sent) > SENT_TO_MAX:
+            del sent[next(iter(sent))]
         self._lent(tenant, nbytes)
 
     async def pace(self) -> None:

@@ -51,10 +51,10 @@ class TenantLending:
         else:
             self.writes.remove(name)
 
-    def share(self, settings: Settings, tenant: TenantSettings) -> None:
-        """Take what a tenant's shares are, since there are more or fewer tenants."""
-        if isinstance(part := self.object.part(tenant.name), ObjectPart):
-            part.share = object_share(settings, tenant)
+    def share(self, name: str, nbytes: int) -> None:
+        """Take what a tenant's share of the bucket is, since there are more or fewer tenants."""
+        if isinstance(part := self.object.part(name), ObjectPart):
+            part.share = nbytes
 
     def leave(self, name: str) -> None:
         """Move the room of who is about to be closed no more; it is lent after `gone`."""

@@ -255,8 +255,7 @@ class Tenants:
         """Give each tenant its own share, since they have become more or fewer."""
         for tenant, derived in self._derived(settings):
             tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
-        for each in settings.tenants:
-            self.lending.share(settings, each)
+            self.lending.share(tenant.name, derived.object.capacity_bytes)
 
     def _as_lent(self, tenant: Tenant, derived: Settings) -> Settings:
         """Return a store's settings with the caps that it has now: `Lending` moves those."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +19,13 @@ from click.testing import CliRunner
 from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
 from kvstore_bench.console.ratio_tables import print_encrypted, print_tier
-from kvstore_bench.tiers import fio
+from kvstore_bench.tiers import direct, fio
+from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct
 from kvstore_bench.tiers.fio import ENGINES, INSTALL
+from kvstore_bench.tiers.lock_samples import Counts, LockSamples, LockWatch, sampled
 from kvstore_kernels import native
 
+RAM_DISK = Path("/dev/shm")
 ARGUMENTS = ["tier", "--record-mib", "1", "--blocks", "64", "--rounds", "6", "--json"]
 
 
@@ -140,3 +149,146 @@ def test_encryption_is_measured_beside_the_same_tier_in_clear(
     pytest.importorskip("rich")
     print_encrypted(result)
     assert "read_vs_plain" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not os.access(RAM_DISK, os.W_OK), reason="no RAM disk")
+def test_a_ram_disk_shows_how_long_locks_are_held_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no fio
+    arguments = [*ARGUMENTS, "--path", str(RAM_DISK), "--threads", "1,3"]
+    done = CliRunner().invoke(bench, arguments)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert set(result["threads"]) == {"1", "3"}
+    for row in (result, *result["threads"].values()):
+        held = row["gil_held_s_per_gb"]
+        assert set(held) == {"read", "write", "client_read", "client_write"}
+        assert 0 < held["read"] < 60
+        assert 0 < held["write"] < 60
+        assert min(held.values()) >= 0
+    for row in result["threads"].values():
+        assert min(row["gb_per_s"].values()) > 0
+    assert list(RAM_DISK.glob("kvstore-bench-*")) == []
+    pytest.importorskip("rich")
+    print_tier(result)
+    shown = capsys.readouterr().out
+    assert "Interpreter lock held for a GB" in shown
+    assert f"{result['gil_held_s_per_gb']['read']:.3f}" in shown
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason=INSTALL)
+def test_a_disk_without_o_direct_is_measured_without_fio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuses(path: str | Path, flags: int, *rest: int, **more: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(direct.os, "open", refuses)
+    assert not takes_direct(tmp_path)
+    done = CliRunner().invoke(bench, [*ARGUMENTS, "--path", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "takes no O_DIRECT" in done.stderr
+    result = json.loads(done.stdout)
+    assert (result["read_vs_fio"], result["write_vs_fio"]) == (None, None)
+    assert result["gil_held_s_per_gb"]["read"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_stops_the_daemon_and_removes_the_files(tmp_path: Path) -> None:
+    """Files on a RAM disk that stay behind take memory until somebody removes them."""
+    command = [sys.executable, "-c", "from kvstore_bench.cli import bench; bench()", *ARGUMENTS]
+    with subprocess.Popen(
+        [*command, "--path", str(tmp_path)],
+        env={**os.environ, "PATH": str(tmp_path)},  # no fio
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert any("writing" in line for line in process.stderr)
+        (scratch,) = tmp_path.iterdir()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) > 0
+    assert list(tmp_path.iterdir()) == []
+    lines = (path / "cmdline" for path in Path("/proc").glob("[0-9]*"))
+    assert not any(scratch.name.encode() in _read(line) for line in lines)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # the process has ended
+
+
+def test_other_refusals_of_a_file_are_raised(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), opened_direct(tmp_path / "missing"):
+        pass
+
+
+@pytest.mark.parametrize("threads", ["0", "x", "65"])
+def test_numbers_of_threads_that_make_no_sense_are_refused(threads: str) -> None:
+    done = CliRunner().invoke(bench, ["tier", "--threads", threads])
+    assert done.exit_code == 2
+    assert "numbers from 1 to 64" in done.output
+
+
+@pytest.mark.parametrize("more", [["--encrypted"], ["--tier", "object"], ["--record", "l3"]])
+def test_threads_are_of_raw_records_of_the_file_tier(more: list[str]) -> None:
+    done = CliRunner().invoke(bench, ["tier", "--threads", "1", *more])
+    assert done.exit_code == 2
+    assert "--threads measures raw records of the file tier" in done.output
+
+
+def test_what_does_not_fit_is_refused_before_the_run(tmp_path: Path) -> None:
+    arguments = ["tier", "--path", str(tmp_path), "--record-mib", str(1 << 20), "--blocks", "64"]
+    done = CliRunner().invoke(bench, arguments)
+    assert done.exit_code == 2
+    assert "take fewer --blocks or --rounds" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.access(RAM_DISK, os.W_OK), reason="no RAM disk")
+def test_files_on_a_ram_disk_share_memory_with_the_arena(tmp_path: Path) -> None:
+    check_room(RAM_DISK, 1 << 20, 1 << 20)
+    with pytest.raises(Unavailable, match="is memory"):
+        check_room(RAM_DISK, 1 << 20, 1 << 50)
+    if not direct._in_memory(tmp_path):
+        check_room(tmp_path, 1 << 20, 1 << 50)  # the arena is the daemon's concern there
+
+
+def test_samples_find_a_lock_that_is_held_and_not_a_process_that_sleeps(tmp_path: Path) -> None:
+    big = bytearray(32 << 20)
+    shares = []
+    with LockSamples(tmp_path / "ours") as ours, LockSamples(tmp_path / "ours") as theirs:
+        with sampled(theirs):
+            for side in (lambda: bytes(big), lambda: time.sleep(0.02)):
+                before, end = ours.counts, time.perf_counter() + 1.0
+                while time.perf_counter() < end:
+                    side()
+                shares.append(ours.counts.since(before).share)
+        assert theirs.counts.taken > 100
+    assert shares[0] > 0.5
+    assert shares[1] < 0.2
+
+
+def test_seconds_per_gb_are_those_of_all_moves_together(tmp_path: Path) -> None:
+    with LockSamples(tmp_path / "d") as daemon, LockSamples(tmp_path / "c") as client:
+        watch = LockWatch(daemon, client)
+        took_s = []
+        for held in (1, 0):
+            began = time.perf_counter()
+            with watch.during("read", 500_000_000):
+                time.sleep(0.1)
+                daemon.note(held=True, times=held)
+                daemon.note(held=False, times=2 - held)
+            took_s.append(time.perf_counter() - began)
+        per_gb = watch.held_s_per_gb()
+    assert per_gb["read"] == pytest.approx(took_s[0] / 2, rel=0.2)
+    assert per_gb["client_read"] == 0
+    assert Counts(0, 0).share == 0

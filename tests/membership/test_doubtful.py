@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.membership import LastMembers
+from kvstore.membership import LastMembers, encode_member
 from kvstore.membership.etcd import TRUSTED_S, EtcdMembership
 from kvstore.model.member import Member
+from kvstore.rpc.etcd import etcd_pb2 as pb
+from kvstore.settings import ClusterSettings
 from kvstore.testing.etcd import INSTALL, Etcd, has_etcd
-from kvstore.testing.membership import new_member, until
+from kvstore.testing.membership import Answering, new_member, until
 from tests.membership.test_etcd import PREFIX, Fleet, crash, run, settings
 
 if not has_etcd():
@@ -89,3 +91,57 @@ def test_a_member_of_an_earlier_start_that_etcd_does_not_have_is_doubtful(tmp_pa
                 await fleet.answering.close()
 
         asyncio.run(main())
+
+
+def test_lists_that_overtake_each_other_are_no_sign_of_an_emptied_etcd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each delete lists the members. One that is late tells nothing new: if it did, deletes that
+    come again and again would be forbidden for ever, and who has joined would be lost."""
+    one_there, joined = new_member("127.0.0.1:1"), new_member("127.0.0.1:2")
+    shared = ClusterSettings(membership="etcd", etcd=("http://127.0.0.1:1",))
+
+    async def main() -> None:
+        one = EtcdMembership(shared, ping=Answering().ping)
+        replies: list[asyncio.Future[pb.RangeResponse]] = []
+
+        async def listed(*_: object, **__: object) -> pb.RangeResponse:
+            replies.append(asyncio.get_running_loop().create_future())
+            return await replies[-1]
+
+        def reply(revision: int, *members: Member) -> pb.RangeResponse:
+            kvs = [
+                pb.KeyValue(key=one._begin + each.node.encode(), value=encode_member(each))
+                for each in members
+            ]
+            return pb.RangeResponse(header=pb.Header(revision=revision), kvs=kvs)
+
+        async def lists(*answers: tuple[int, pb.RangeResponse]) -> None:
+            """Begin as many, and answer them in this order."""
+            asking = [asyncio.ensure_future(one.refresh()) for _ in answers]
+            await asyncio.sleep(0)
+            for at, answer in answers:
+                replies[at].set_result(answer)
+                await asking[at]
+            replies.clear()
+
+        monkeypatch.setattr(one._calls, "list", listed)
+        for late in (0, 1):
+            settled = one.settling()
+            await lists(
+                (1 - late, reply(20 + late, one_there, joined)),
+                (late, reply(19 + late, one_there)),
+            )
+            assert set(one.members()) == {one_there.node, joined.node}
+            assert settled()
+            assert not one._outage.shields(60.0)
+        await lists((0, reply(3, one_there)))
+        assert one._outage.shields(60.0)  # this one was emptied
+        assert set(one.stats()["held"]) == {joined.node}
+        settled = one.settling()
+        await lists((0, reply(4, one_there)))
+        assert not settled()
+        await lists((0, reply(5, one_there, joined)))
+        assert settled()  # nobody is held, however lately etcd was away
+
+    asyncio.run(main())

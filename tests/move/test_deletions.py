@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -95,3 +95,47 @@ def test_a_delete_lingers_until_it_is_over(monkeypatch: pytest.MonkeyPatch, *, o
         await asyncio.gather(*lingering, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_deletes_of_many_namespaces_linger_as_one_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions_module, "LINGERING_MAX", 0)
+    monkeypatch.setattr(deletions_module, "WHOLE_MAX", 4)
+
+    async def run() -> None:
+        deletions = Deletions()
+        lingering = [
+            asyncio.ensure_future(deletions.linger({NamespaceId(bytes([at]) * 32)}, None, 60.0))
+            for at in range(50)
+        ]
+        await asyncio.sleep(0.01)
+        assert len(deletions._deletes) == len(deletions._whole) == 5
+        with deletions.watch(NamespaceId(bytes([49]) * 32), KEYS) as watch:
+            assert watch.dead == set(KEYS)
+        for each in lingering:
+            each.cancel()
+        await asyncio.gather(*lingering, return_exceptions=True)
+        assert not deletions._whole
+        assert not deletions._deletes
+
+    asyncio.run(run())
+
+
+class Counted(list[BlockKey]):
+    """Keys that count how often all of them are walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_work_does_not_walk_through_all_that_is_deleted() -> None:
+    """A delete may linger for as long as etcd is away."""
+    deletions, keys = Deletions(), Counted(KEYS)
+    with deletions.deleting({ONE}, keys):
+        begun = keys.walks
+        for _ in range(3):
+            with deletions.watch(ONE, KEYS[:1]) as watch:
+                assert watch.dead == set(KEYS[:1])
+    assert keys.walks == begun

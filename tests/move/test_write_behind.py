@@ -45,11 +45,14 @@ def node_on(disk: HeldDisk, path: Path) -> Iterator[Node]:
     with Node(path, disk=disk, group_commit_bytes=BATCH_BLOCKS * RECORD) as node:
         node.put(chain(1, 1), parts=[FULL], durable=True)  # the segment is there
         disk.begun.clear()
-        yield node
+        try:
+            yield node
+        finally:
+            disk.gate.set()
 
 
 def settle(node: Node, condition: Callable[[], bool]) -> bool:
-    """Let the node work until it is so, or nothing more is to be expected."""
+    """Let the node work until it is so; False if nothing more is to be expected."""
 
     async def wait() -> bool:
         for _ in range(100):
@@ -66,7 +69,7 @@ def test_full_batches_do_not_wait_for_the_sync_of_others(tmp_path: Path) -> None
     with node_on(disk, tmp_path / "kv") as node:
         disk.gate.clear()
         node.put(chain(2, 5 * BATCH_BLOCKS), parts=[FULL])
-        assert settle(node, lambda: disk.begun["pwritev"] == 3)
+        node.until(lambda: disk.begun["pwritev"] == 3)
         assert not settle(node, lambda: disk.begun["pwritev"] > 3), "three are the most"
         disk.gate.set()
         assert node.flush()
@@ -86,7 +89,7 @@ def test_less_than_a_batch_waits_so_that_one_sync_covers_more(tmp_path: Path) ->
     with node_on(disk, tmp_path / "kv") as node:
         disk.gate.clear()
         node.put(chain(2, 1), parts=[FULL])
-        assert settle(node, lambda: disk.begun["fdatasync"] == 1)
+        node.until(lambda: disk.begun["fdatasync"] == 1)
         for name in (3, 4, 5):
             node.put(chain(name, 1), parts=[FULL])
         assert not settle(node, lambda: disk.begun["pwritev"] > 1)
@@ -107,9 +110,9 @@ def test_beside_reads_there_is_one_batch(tmp_path: Path) -> None:
         reading = node.loop.create_task(
             node.store.gets.acquire(DAEMON_SESSION, SPEC.id, cold, wait_s=10.0)
         )
-        assert settle(node, lambda: disk.begun["preadv"] > 0)
+        node.until(lambda: disk.begun["preadv"] > 0)
         node.put(chain(2, 5 * BATCH_BLOCKS), parts=[FULL])
-        assert settle(node, lambda: disk.begun["pwritev"] == 1)
+        node.until(lambda: disk.begun["pwritev"] == 1)
         assert not settle(node, lambda: disk.begun["pwritev"] > 1)
         disk.gate.set()
 

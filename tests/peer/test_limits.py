@@ -16,6 +16,7 @@ import pytest
 from kvstore.model.block import PAGE_NBYTES, BlockKey, FilePlace, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest
+from kvstore.model.member import NodeId
 from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.peer import connections, lending, serving
 from kvstore.peer.base import (
@@ -292,6 +293,20 @@ def test_a_chunk_of_heads_without_any_is_the_last_one() -> None:
         with pytest.raises(PeerCorrupt):
             await link.heads(HeadsAsk(), deadline=soon())
         await until(lambda: link.fault is not None)  # what is held against the host
+
+    run(test)
+
+
+def test_what_was_sent_is_remembered_of_so_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "SENT_TO_MAX", 2)
+
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        await read(link, lend(lender, "sent", 2))
+        (first,) = found.server.sent_nbytes
+        for node in ("a", "b"):
+            found.server.lending.note_lent(NodeId(node), NO_TENANT_ID, 1)
+            await read(link, lend(lender, f"sent to {node}", 2))
+        assert set(found.server.sent_nbytes) == {first, (NodeId("b"), NO_TENANT_ID)}
 
     run(test)
 

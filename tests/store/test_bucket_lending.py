@@ -181,11 +181,41 @@ def test_after_a_restart_nobody_loses_what_it_had_borrowed(tmp_path: Path, first
             assert [each.part.cap for each in bucket.tenants] == [SHARE, SHARE], "not counted yet"
             for each in order:
                 await each.collect()
+                counted = [each for each in bucket.tenants if each.side.tier.is_counted]
+                assert all(each.part.cap + MIB > each.nbytes for each in counted), (
+                    "it has not grown"
+                )
                 bucket.look()
             assert [each.collected for each in bucket.tenants] == [0, 0]
             clock = 64  # bytes of an object that a count may add
             assert [each.nbytes for each in bucket.tenants] == pytest.approx(had, abs=clock)
             assert sum(each.part.cap for each in bucket.tenants) <= WHOLE
+
+    run(test)
+
+
+def test_nobody_may_have_what_another_may_hold_that_is_not_counted_yet(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with shared(tmp_path, ready=False) as bucket:
+            counted, unknown = bucket.tenants
+            await counted.collect()
+            await bucket.fill(counted)
+            assert counted.nbytes > SHARE - 2 * MIB
+            assert (counted.part.cap, unknown.part.cap) == (SHARE, SHARE)
+            await unknown.collect()
+            await bucket.fill(counted)
+            assert counted.nbytes > SHARE
+
+    run(test)
+
+
+def test_who_finds_no_room_gets_what_is_free_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with shared(tmp_path) as bucket:
+            busy = bucket.tenants[0]
+            while await busy.put():
+                pass
+            assert busy.nbytes > WHOLE - KEPT_FREE - 2 * MIB
 
     run(test)
 

@@ -111,6 +111,15 @@ def test_a_policy_of_files_that_names_what_is_not_there_gives_way(tmp_path: Path
         assert planner.policies.failures == {"dram": 0, "file": 1}
 
 
+def test_who_names_a_block_twice_in_a_prefix_does_not_end_the_policy(tmp_path: Path) -> None:
+    with Node(tmp_path, policy="hz") as node:
+        node.put(A, 0, 8, durable=True)
+        blocks, nbytes, unwritten = node.planner.eviction.demote_prefix([*A[:8], A[7]])
+        assert (blocks, unwritten) == (8, False)
+        assert nbytes > 0
+        assert node.planner.policies.failures["dram"] == 0
+
+
 def test_a_policy_that_names_others_blocks_as_of_one_session_alone_gives_way() -> None:
     with Node(None, policy="hz") as node:
         node.put(A, 0, 8, parts=(FULL,))

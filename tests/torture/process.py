@@ -62,8 +62,8 @@ def note_losses(steered: Steered) -> None:
     def watched_withdraw(self: Ledger, frame: Any) -> None:
         mount, extent = frame.extent
         if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.health.suspects}:
-            for block in frame.blocks.values():
-                note("unread", block, frame)
+            for key in frame.blocks.values():
+                note("unread", self._block(key), frame)
         withdraw(self, frame)
 
     Replaced.release_all = watched_release_all  # type: ignore[method-assign]

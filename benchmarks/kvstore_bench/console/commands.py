@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,21 @@ def measuring(as_json: bool, *modules: str, plot: Path | None = None) -> Iterato
 
 
 @contextmanager
+def cleaning_up() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does: its daemons stop, and its files go. For the main
+    thread."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
 def steps(title: str, total: int, as_json: bool) -> Iterator[Callable[[str], None]]:
     """Yield what shows a step on stderr: a bar on a terminal, a line a step elsewhere."""
     if as_json or not sys.stderr.isatty():
@@ -53,3 +69,14 @@ def show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]]
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
     else:
         table(result)
+
+
+def thread_counts(text: str, most: int) -> list[int]:
+    """Return numbers of threads from text such as "1,2,4". most: of each. Raises BadParameter."""
+    try:
+        counts = [int(each) for each in text.split(",") if each.strip()]
+    except ValueError:
+        counts = [0]
+    if not all(1 <= each <= most for each in counts):
+        raise click.BadParameter(f"--threads {text}: numbers from 1 to {most}")
+    return counts

@@ -168,6 +168,25 @@ def print_tenants(result: Mapping[str, Any]) -> None:
 def print_tier(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
     print_with_speeds("File tier", TIER_MEANINGS, result)
+    if held := result.get("gil_held_s_per_gb"):
+        gb_per_s = {name: each["p50"] / 1e9 for name, each in result["bytes_per_s"].items()}
+        own = {"gb_per_s": gb_per_s, "gil_held_s_per_gb": held}
+        rows = {f"{result['plan']['depth']}, as above": own, **result.get("threads", {})}
+        _print(_file_threads_table(rows))
+
+
+def _file_threads_table(threads: Mapping[str, Any]) -> Table:
+    """Return how fast the tier is and how long locks are held, a row a number of threads."""
+    table = _table(
+        "Interpreter lock held for a GB, seconds",
+        ("threads", "read GB/s", "write GB/s", "daemon, read", "write", "client, read", "write"),
+    )
+    for count, row in threads.items():
+        speeds = (f"{row['gb_per_s'][kind]:.2f}" for kind in ("read", "write"))
+        held = row["gil_held_s_per_gb"]
+        names = ("read", "write", "client_read", "client_write")
+        table.add_row(count, *speeds, *(f"{held[name]:.3f}" for name in names))
+    return table
 
 
 def print_recovery(result: Mapping[str, Any]) -> None:

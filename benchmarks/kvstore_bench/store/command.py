@@ -12,7 +12,7 @@ import click
 
 from kvstore.client.copying import COPY_THREADS_MAX
 from kvstore_bench.console import ratio_tables
-from kvstore_bench.console.commands import JSON, MODEL, measuring, show
+from kvstore_bench.console.commands import JSON, MODEL, measuring, show, thread_counts
 
 
 @click.command(short_help="Time put, get and match of a local daemon.")
@@ -90,7 +90,7 @@ def store(
         from kvstore_bench.store import threads as scaling
         from kvstore_bench.store.store import StorePlan, run
 
-        counts = _threads(threads)
+        counts = thread_counts(threads, COPY_THREADS_MAX)
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         if tls:
             from kvstore_bench.store.tls import run_tls
@@ -111,17 +111,6 @@ def store(
         if coded_mib:
             result |= _coded(coded_mib << 20, rounds, model, say)
         show(result, as_json, ratio_tables.print_store)
-
-
-def _threads(text: str) -> list[int]:
-    """Return numbers of threads. Raises BadParameter."""
-    try:
-        counts = [int(each) for each in text.split(",") if each.strip()]
-    except ValueError:
-        counts = [0]
-    if not all(1 <= each <= COPY_THREADS_MAX for each in counts):
-        raise click.BadParameter(f"--threads {text}: numbers from 1 to {COPY_THREADS_MAX}")
-    return counts
 
 
 def _coded(

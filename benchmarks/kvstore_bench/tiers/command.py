@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvstore_bench.console import ratio_tables
-from kvstore_bench.console.commands import JSON, MODEL, PATH, measuring, show
+from kvstore_bench.console.commands import (
+    JSON,
+    MODEL,
+    PATH,
+    cleaning_up,
+    measuring,
+    show,
+    thread_counts,
+)
 
 if TYPE_CHECKING:
     from kvstore_bench.tiers.tier import TierPlan
+
+DEPTH_MAX = 64
 
 
 @click.command(short_help="Time the file tier beside fio, or a bucket.")
@@ -35,9 +46,16 @@ if TYPE_CHECKING:
 )
 @click.option("--rounds", type=click.IntRange(1), help="[default: 8; object: 15]")
 @click.option(
-    "--depth", type=click.IntRange(1, 64), help="Requests in flight.  [default: 16; object: 4]"
+    "--depth",
+    type=click.IntRange(1, DEPTH_MAX),
+    help="Requests in flight.  [default: 16; object: 4]",
 )
 @click.option("--encrypted", is_flag=True, help="Measure it with a root key, beside without one.")
+@click.option(
+    "--threads",
+    default="",
+    help="File tier: also measure it with so many threads (file.threads), such as 1,2,4.",
+)
 @JSON
 def tier(
     *,
@@ -49,6 +67,7 @@ def tier(
     endpoint: str,
     record_mib: int,
     encrypted: bool,
+    threads: str,
     as_json: bool,
     **size: int,
 ) -> None:
@@ -60,6 +79,11 @@ def tier(
     fio, only the daemon is measured. With --record l3, records are encoded before they are put,
     and decoded when they are there; bytes are those before coding.
 
+    It prints how many seconds the daemon holds its interpreter's lock for a GB that is written or
+    read: one process moves at most a GB in that time, whatever drives it has. A directory in
+    memory, such as /dev/shm, shows that bound without the drives. Files and arena must fit into
+    memory there: fewer --blocks and --rounds take less.
+
     object: a tier writes runs of 16 blocks; a new tier finds, reads and verifies them. Plain
     obstore loops do the same in turns. Then it times lookups of missing blocks.
 
@@ -68,37 +92,49 @@ def tier(
     \b
     Examples:
       kvstore bench tier --tier file --path /mnt/nvme0
+      kvstore bench tier --path /dev/shm --blocks 128 --threads 1,2,4
+      kvstore bench tier --path /dev/shm --blocks 128 --json | jq .gil_held_s_per_gb
       kvstore bench tier --tier file --encrypted --json | jq .read_vs_plain
       kvstore bench tier --tier file --record l3 --json | jq .raw_gb_s_vs_fio
       kvstore bench tier --tier object --url s3://bucket/bench
       kvstore bench tier --json | jq .read_vs_fio
     """
     given = {name: value for name, value in size.items() if value is not None}
-
-    if record != "raw" and (kind == "object" or encrypted):
-        raise click.UsageError("--record l3 measures the file tier alone, and not --encrypted")
-    with measuring(as_json, *(("torch", "transformers") if model else ())):
+    counts = thread_counts(threads, DEPTH_MAX)
+    _check_together(record, counts, file_alone=kind == "file" and not encrypted)
+    with measuring(as_json, *(("torch", "transformers") if model else ())), cleaning_up():
         if kind == "object":
-            from kvstore_bench.tiers.object_tier import ObjectPlan
-            from kvstore_bench.tiers.object_tier import run as run_object
+            from kvstore_bench.tiers.object_tier import ObjectPlan, run
 
             objects = ObjectPlan(record_mib << 20, **given)
-            result = run_object(objects, url, endpoint, _say, encrypted=encrypted)
+            result = run(objects, url, endpoint, _say, encrypted=encrypted)
             print_it = ratio_tables.print_encrypted if encrypted else ratio_tables.print_object_tier
             show({"tier": kind, **result}, as_json, print_it)
             return
         from kvstore_bench.tiers.tier import TierPlan
 
         plan = TierPlan(record_mib << 20, **given)
-        show(
-            {"tier": kind, **_file_tier(plan, record, model, path, encrypted=encrypted)},
-            as_json,
-            ratio_tables.print_encrypted if encrypted else ratio_tables.print_tier,
-        )
+        result = _file_tier(plan, record, model, path, counts, encrypted=encrypted)
+        print_it = ratio_tables.print_encrypted if encrypted else ratio_tables.print_tier
+        show({"tier": kind, **result}, as_json, print_it)
+
+
+def _check_together(record: str, threads: Sequence[int], *, file_alone: bool) -> None:
+    """Refuse options that do not go together. Raises UsageError."""
+    if record != "raw" and not file_alone:
+        raise click.UsageError("--record l3 measures the file tier alone, and not --encrypted")
+    if threads and (record != "raw" or not file_alone):
+        raise click.UsageError("--threads measures raw records of the file tier, not --encrypted")
 
 
 def _file_tier(
-    plan: TierPlan, record: str, model: Path | None, path: Path, *, encrypted: bool
+    plan: TierPlan,
+    record: str,
+    model: Path | None,
+    path: Path,
+    threads: Sequence[int],
+    *,
+    encrypted: bool,
 ) -> dict[str, Any]:
     """Measure the file tier: encrypted beside plain, or beside fio."""
     if encrypted:
@@ -109,9 +145,13 @@ def _file_tier(
         from kvstore_bench.tiers.coded import run as run_coded
 
         return {"record": record, **run_coded(plan, model, path, _say)}
+    from kvstore_bench.tiers import scaling
     from kvstore_bench.tiers.tier import run
 
-    return {"record": record, **run(plan, path, _say)}
+    result = {"record": record, **run(plan, path, _say)}
+    if threads:
+        result["threads"] = scaling.run(plan, threads, path, _say)
+    return result
 
 
 def _say(text: str) -> None:

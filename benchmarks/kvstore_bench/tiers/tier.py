@@ -3,7 +3,8 @@
 A daemon of our own keeps a small arena over a file tier; what is read is always cold, because more
 was stored than the arena holds and O_DIRECT leaves nothing in the page cache. Every record is
 verified on its way. fio reads and writes as much in the same directory, in turns with us, in the
-way that was the fastest of many here; without fio, what would be compared with it is None.
+way that was the fastest of many here; without fio, or where files cannot be opened with O_DIRECT,
+what would be compared with it is None.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +31,9 @@ from kvstore.model.block import BlockKey, Grant, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.store.store import EXTENT_NBYTES, Timing, await_arena, chain
-from kvstore_bench.tiers.fio import INSTALL, bandwidth, best_ways, has_fio
+from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct, write_direct
+from kvstore_bench.tiers.fio import INSTALL, TRIED_NBYTES, bandwidth, best_ways, has_fio
+from kvstore_bench.tiers.lock_samples import LockSamples, LockWatch, sampled
 
 Say = Callable[[str], None]
 
@@ -89,23 +93,69 @@ def run(
 
     prefixes_of: what is stored; default: prefixes of raw records of random bytes.
     """
-    beside_fio = has_fio()
-    if not beside_fio:
-        say(f"{INSTALL}; measuring without it: no ratios")
     if plan.rounds < ROUNDS_MIN or plan.blocks < FIRST_BLOCKS:
         raise Unavailable(f"{ROUNDS_MIN} rounds of {FIRST_BLOCKS} blocks are the least")
+    beside_fio = _beside_fio(directory, say)
+    accepted_nbytes = plan.rounds * plan.round_nbytes
+    fio_nbytes = accepted_nbytes + TRIED_NBYTES if beside_fio else plan.round_nbytes
+    check_room(directory, accepted_nbytes + fio_nbytes, plan.arena_nbytes)
     with (
         tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
-        Daemon(*plan.settings(Path(scratch) / "tier")) as daemon,
-        Client(daemon.start().target) as client,
+        serving(plan, Path(scratch), prefixes_of) as stage,
     ):
-        await_arena(client, plan.arena_nbytes)
-        prefixes = (prefixes_of or RawPrefixes)(client, plan)
-        result = _measure(prefixes, plan, Path(scratch), say, beside_fio=beside_fio)
-        accepted_nbytes = plan.rounds * plan.round_nbytes
-        result["written_vs_raw"] = written_nbytes(daemon.pid) / accepted_nbytes
-        daemon.stop()
+        result = _measure(stage, plan, Path(scratch), say, beside_fio=beside_fio)
+        result["written_vs_raw"] = written_nbytes(stage.daemon.pid) / accepted_nbytes
+        stage.daemon.stop()
     return result
+
+
+def _beside_fio(directory: Path, say: Say) -> bool:
+    """Return whether fio can be asked, and say why not."""
+    if not has_fio():
+        say(f"{INSTALL}; measuring without it: no ratios")
+        return False
+    if not takes_direct(directory):
+        say(f"{directory} takes no O_DIRECT, as fio is asked to; measuring without it: no ratios")
+        return False
+    return True
+
+
+class Stage(NamedTuple):
+    """A daemon with a file tier, what is stored there, and how long locks are held meanwhile."""
+
+    daemon: Daemon
+    prefixes: Prefixes
+    watch: LockWatch
+
+
+@contextmanager
+def serving(
+    plan: TierPlan,
+    scratch: Path,
+    prefixes_of: Callable[[Client, TierPlan], Prefixes] | None = None,
+) -> Iterator[Stage]:
+    """Run a daemon that samples its interpreter's lock, with its file tier in `scratch`."""
+    with Daemon(*plan.settings(scratch / "tier")) as daemon:
+        paths = [daemon.directory / f"lock-{side}" for side in ("daemon", "client")]
+        serve = [sys.executable, "-m", "kvstore_bench.tiers.lock_samples", str(paths[0])]
+        daemon.command = lambda *arguments: [*serve, *arguments]  # type: ignore[method-assign]
+        with (
+            LockSamples(paths[0]) as theirs,
+            LockSamples(paths[1]) as ours,
+            sampled(ours),
+            Client(daemon.start().target) as client,
+        ):
+            await_arena(client, plan.arena_nbytes)
+            yield Stage(daemon, (prefixes_of or RawPrefixes)(client, plan), LockWatch(theirs, ours))
+
+
+def timed_round(stage: Stage, kind: str, number: int) -> float:
+    """Write or read one prefix. Returns bytes/s. kind: "write" or "read"."""
+    prefixes, nbytes = stage.prefixes, stage.prefixes.plan.round_nbytes
+    with stage.watch.during(kind, nbytes):
+        started = time.perf_counter()
+        (prefixes.write if kind == "write" else prefixes.read)(number)
+        return nbytes / (time.perf_counter() - started)
 
 
 def written_nbytes(pid: int) -> int:
@@ -116,18 +166,16 @@ def written_nbytes(pid: int) -> int:
 
 
 def _measure(
-    prefixes: Prefixes, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
+    stage: Stage, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
 ) -> dict[str, Any]:
     fio_files = [scratch / f"fio-{number}" for number in range(plan.rounds)]
     ways = best_ways(scratch, plan.round_nbytes, say) if beside_fio else {}
     names = ("write", "fio_write", "read", "fio_read") if beside_fio else ("write", "read")
     speeds: dict[str, list[float]] = {name: [] for name in names}
 
-    def both(kind: str, number: int, ours: Callable[[int], None]) -> None:
+    def both(kind: str, number: int) -> None:
         def run_ours() -> None:
-            started = time.perf_counter()
-            ours(number)
-            speeds[kind].append(plan.round_nbytes / (time.perf_counter() - started))
+            speeds[kind].append(timed_round(stage, kind, number))
 
         def run_fio() -> None:
             speed = bandwidth(fio_files[number], kind, ways[kind], plan.round_nbytes)
@@ -139,14 +187,14 @@ def _measure(
 
     for number in range(plan.rounds):
         say(f"writing {plan.round_nbytes >> 20} MiB, {number + 1} of {plan.rounds}")
-        both("write", number, prefixes.write)
+        both("write", number)
     for number in range(plan.rounds):
         say(f"reading {plan.round_nbytes >> 20} MiB, {number + 1} of {plan.rounds}")
-        both("read", number, prefixes.read)
+        both("read", number)
     say(f"first block of {FIRST_BLOCKS}, {plan.first_rounds} rounds")
     if not beside_fio:
-        _write_direct(fio_files[0], plan)
-    first, direct = _first_blocks(prefixes, plan, fio_files[0])
+        write_direct(fio_files[0], plan.round_nbytes, plan.record_nbytes)
+    first, direct = _first_blocks(stage.prefixes, plan, fio_files[0])
     bytes_per_s = summed_up(speeds)
     ratios = {
         f"{kind}_vs_fio": bytes_per_s[kind]["p50"] / bytes_per_s[f"fio_{kind}"]["p50"]
@@ -157,6 +205,7 @@ def _measure(
     return {
         **ratios,
         "first_block_extra_ms": 1e3 * (first.p50 - direct.p50),
+        "gil_held_s_per_gb": stage.watch.held_s_per_gb(),
         "bytes_per_s": bytes_per_s,
         "seconds": {"first_block": asdict(first), "direct_read": asdict(direct)},
         "fio": {kind: way._asdict() for kind, way in ways.items()},
@@ -253,7 +302,7 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
     """Time until the first block of a cold prefix is there, while all of it is being promoted."""
     firsts, directs = [], []
     draw = random.Random(0)
-    with _opened_direct(fio_file) as fd, mmap.mmap(-1, plan.record_nbytes) as buffer:
+    with opened_direct(fio_file) as fd, mmap.mmap(-1, plan.record_nbytes) as buffer:
         buffer.write(bytes(plan.record_nbytes))  # touched once, like the arena's slots
         windows = [
             (prefixes.keys(number)[: begin + FIRST_BLOCKS], begin)
@@ -272,25 +321,3 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
                 raise Unavailable("a read of fio's file ended early")
             directs.append(time.perf_counter() - started)
     return Timing.of(firsts), Timing.of(directs)
-
-
-def _write_direct(path: Path, plan: TierPlan) -> None:
-    """Write what fio would have left behind, for the direct reads."""
-    with (
-        _opened_direct(path, os.O_WRONLY | os.O_CREAT) as fd,
-        mmap.mmap(-1, plan.record_nbytes) as buffer,
-    ):
-        buffer.write(os.urandom(plan.record_nbytes))
-        for offset in range(0, plan.round_nbytes, plan.record_nbytes):
-            if os.pwritev(fd, [buffer], offset) != plan.record_nbytes:
-                raise Unavailable("the disk is full")
-        os.fsync(fd)
-
-
-@contextmanager
-def _opened_direct(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_DIRECT, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

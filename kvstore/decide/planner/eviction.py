@@ -201,7 +201,7 @@ class Eviction:
         """
         blocks = nbytes = 0
         alone = self._ledger.policies.dram.alone(prefix)
-        for key in reversed(alone):
+        for key in reversed(dict.fromkeys(alone)):  # a client may name a block twice
             block = self._in_dram(key)
             if block is None or not self._ledger.policies.dram.is_leaf(key):
                 break

@@ -22,6 +22,7 @@ from kvstore.tier.object.names import RunName
 ABSENT_S = 5.0  # a prefix that is looked up repeatedly costs one request in this time
 DIRECTORIES_MAX = 1 << 16
 RECORDS_MAX = 1 << 17  # about 300 bytes each
+UNKNOWN_TIME = 0.0  # of an object: it counts as old
 Directory: TypeAlias = tuple[NamespaceId, BlockKey]
 Record: TypeAlias = tuple[Part, BlockKey]  # of an object
 
@@ -152,11 +153,12 @@ class Catalog:
 
     def wrong(self, name: RunName, modified: float | None = None) -> Set[Record]:
         """Return the records of an object that are known to be wrong. modified: unless it was
-        stored anew then."""
+        stored anew then; of one that this daemon wrote, the time may not be known."""
         footer = self._footers.get(name)
-        if footer is None or modified not in (None, footer.modified):
+        if footer is None:
             return frozenset()
-        return footer.wrong
+        is_anew = modified is not None and footer.modified not in (UNKNOWN_TIME, modified)
+        return frozenset() if is_anew else footer.wrong
 
     def written(self, run: Run, modified: float) -> None:
         """Note an object that this daemon has written."""

@@ -77,6 +77,7 @@ class Upkeep:
         self._collect_at = now()
         self._collected_at = float("-inf")
         self._retry_s = RETRY_S
+        self._over_s = COLLECT_AGAIN_S  # to the next count, if the last one left it over its cap
         self._refused_nbytes = 0
         self._sweep: Sweep | None = None  # that goes on at the next count
         self.problem = ""
@@ -115,8 +116,14 @@ class Upkeep:
         self.run_nbytes_max = max(self.run_nbytes_max, nbytes)
         self.nbytes += nbytes
         self._written_nbytes += nbytes
+        if self.nbytes > self._collected_bytes:  # the cap was lowered while it was in flight
+            self.collect_soon(0)
+
+    def found_room(self, nbytes: int) -> None:
+        """Note that a run of `nbytes` may be stored: whoever was refused as much before would be
+        let in now, so nothing needs to leave for it."""
         if nbytes >= self._refused_nbytes:
-            self._refused_nbytes = 0  # room has come meanwhile
+            self._refused_nbytes = 0
 
     def ask_room(self, nbytes: int) -> None:
         """Let the cap be raised, if others leave room, before a run of `nbytes` is refused."""
@@ -174,7 +181,10 @@ class Upkeep:
         # Daemons that started together must not always collect together.
         self._collect_at = self._now() + pause_s * random.uniform(0.5, 1.5)
         if self.objects and self.nbytes > self._collected_bytes:  # lowered meanwhile, or too young
-            self.collect_soon(0)
+            self._collect_at = min(self._collect_at, self._now() + self._over_s)
+            self._over_s = min(2 * self._over_s, every_s)  # to list a large bucket costs money
+        else:
+            self._over_s = COLLECT_AGAIN_S
 
     def _note(self, error: KVStoreError | None) -> None:
         """Note how the last round ended, and log a change."""

@@ -12,7 +12,7 @@ from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object.budget import ByteBudget
-from kvstore.tier.object.catalog import Catalog, Entry
+from kvstore.tier.object.catalog import UNKNOWN_TIME, Catalog, Entry
 from kvstore.tier.object.failure import ObjectExists, ObjectFailed
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.keys import BucketKeys
@@ -175,7 +175,7 @@ class Writes:
         its true time.
         """
         if not self._tombstones.any_in(name.namespace_id):
-            return 0.0
+            return UNKNOWN_TIME
         return (await self._requests.head(str(name), deadline)).modified
 
     def _check_room(self, run: Run, *, ahead_nbytes: int) -> None:
@@ -187,6 +187,8 @@ class Writes:
         if wanted > self._upkeep.capacity_bytes:
             self._upkeep.collect_soon(run.nbytes)
             raise ObjectFailed("the bucket is at its cap", reason="full")
+        if ahead_nbytes:  # else it was let in before somebody else was refused
+            self._upkeep.found_room(run.nbytes)
 
     def under_way(
         self, namespace_id: NamespaceId, keys: set[BlockKey] | None

@@ -82,6 +82,23 @@ def test_what_was_found_wrong_is_not_found_again_until_it_is_stored_anew(
     run(test)
 
 
+def test_what_another_daemon_stores_anew_is_found_by_who_had_found_it_wrong(
+    where: dict[str, Any],
+) -> None:
+    async def test() -> None:
+        async with opened(where) as one, opened(where) as two:
+            await one.write(frames(KEYS))
+            for side in (one, two):
+                frame = (await side.find(KEYS)).frames[0]
+                side.tier.reads.spoil(frame.location, [(frame.header.part, KEYS[0])])
+                assert await records(side) == RECORDS - 1
+            await one.write(frames(KEYS))
+            await look_again(two)
+            assert await found(two) == RECORDS
+
+    run(test)
+
+
 async def records(side: Side) -> int:
     """Return how many records are found."""
     return sum(len(frame.live) for frame in (await side.find(KEYS)).frames)
