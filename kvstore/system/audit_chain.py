@@ -186,7 +186,8 @@ def _claimed(line: bytes) -> Head | None:
         digest = bytes.fromhex(rest[:-2].decode("ascii"))
     except (ValueError, RecursionError):
         return None
-    return Head(fields["seq"], digest) if len(digest) == len(FIRST) else None
+    is_as_written = digest.hex().encode() == rest[:-2]  # `fromhex` takes spaces, and capitals
+    return Head(fields["seq"], digest) if is_as_written and len(digest) == len(FIRST) else None
 
 
 def _mac(key: bytes, before: bytes, body: bytes) -> bytes:
