@@ -95,10 +95,14 @@ def test_a_member_that_is_down_is_shown_with_its_breaker() -> None:
     with fleet() as (one, two):
         two.kill()
         wait_for(lambda: not met(one))
-        code, text = said(one)
-        assert code == 1
-        assert "nobody at" not in text  # it is known
-        assert any(word in text for word in ("  open  ", "  half open  "))
+
+        def shows_breaker() -> bool:
+            code, text = said(one)
+            assert code == 1
+            assert "nobody at" not in text  # it is known
+            return any(word in text for word in ("  open  ", "  half open  "))
+
+        wait_for(shows_breaker)
         assert findings(one)["fleet"]["level"] == "note"
 
 
