@@ -9,28 +9,22 @@ double. Who maps FILE may set it to 0, and reads later what was longest since.
 from __future__ import annotations
 
 import asyncio
-import mmap
 import struct
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvstore import daemon
 from kvstore.cli import main
+from kvstore_bench.mapped_file import MappedFile
 
 BEAT_S = 0.001
 _LATE = struct.Struct("d")
 
 
-class Heartbeat:
-    """The file, mapped. A context manager. It is made if it is not there."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("a+b") as file:
-            file.truncate(mmap.PAGESIZE)
-            self._shared = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+class Heartbeat(MappedFile):
+    """What is counted, in the file."""
 
     @property
     def longest_s(self) -> float:
@@ -45,17 +39,6 @@ class Heartbeat:
 
     def reset(self) -> None:
         _LATE.pack_into(self._shared, 0, 0.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shared.close()
 
 
 async def _beat(to: Heartbeat) -> None:

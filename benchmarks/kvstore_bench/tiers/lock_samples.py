@@ -14,7 +14,6 @@ FILE has how many samples were taken, and how many found the lock held. Who maps
 
 from __future__ import annotations
 
-import mmap
 import random
 import resource
 import struct
@@ -24,11 +23,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from kvstore.cli import main
 from kvstore.system.scheduling import run_promptly
+from kvstore_bench.mapped_file import MappedFile
 
 PERIOD_S = 0.002
 SOON_S = 5e-5  # a shorter sleep may end before it begins
@@ -51,13 +50,8 @@ class Counts(NamedTuple):
         return self.held / self.taken if self.taken else 0.0
 
 
-class LockSamples:
-    """The file, mapped. A context manager. It is made if it is not there."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("a+b") as file:
-            file.truncate(mmap.PAGESIZE)
-            self._shared = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+class LockSamples(MappedFile):
+    """What is counted, in the file."""
 
     @property
     def counts(self) -> Counts:
@@ -68,17 +62,6 @@ class LockSamples:
         """Count so many samples. For the one process that samples."""
         counts = self.counts
         _COUNTS.pack_into(self._shared, 0, counts.taken + times, counts.held + times * held)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shared.close()
 
 
 @contextmanager

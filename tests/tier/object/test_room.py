@@ -106,3 +106,21 @@ def test_what_arrives_after_the_cap_was_lowered_is_collected_soon(tmp_path: Path
             assert there.collected >= 1
 
     run(test)
+
+
+def test_a_bucket_over_its_cap_with_nothing_old_enough_is_listed_less_and_less(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with site(tmp_path) as there:
+            await there.arrive()
+            there.side.tier.set_capacity(1 << 20)
+            upkeep, pauses = there.side.tier._upkeep, list[float]()
+            for _ in range(4):
+                upkeep._collect_at = upkeep._now()
+                await upkeep._collect_if_due()
+                pauses.append(upkeep._collect_at - upkeep._now())
+            assert there.collected == 0
+            assert pauses[-1] > 2 * pauses[0] >= COLLECT_AGAIN_S
+
+    run(test)
