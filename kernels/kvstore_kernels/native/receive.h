@@ -4,16 +4,19 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "plan.h"
 
 constexpr int64_t ENDED = -1;  // the other side ended the connection first
+constexpr size_t PIECE_NBYTES = 4 * LEAF_NBYTES;  // received at once: it is still in the cache when it is summed up
 
 // Fills `to` from a socket that blocks. Returns 0 and the checksum of all; ENDED; or the errno: EAGAIN
 // after a silence as long as the socket's timeout. leaves: room for their checksums.
 static int64_t receive_one(const Codec& codec, int fd, uint8_t* to, size_t nbytes, uint64_t* leaves, uint64_t* sum) {
     size_t have = 0, summed = 0;
     while (have < nbytes) {
-        const ssize_t got = recv(fd, to + have, nbytes - have, 0);
+        const ssize_t got = recv(fd, to + have, std::min(nbytes - have, PIECE_NBYTES), 0);
         if (got == 0) return ENDED;
         if (got < 0 && errno != EINTR) return errno;
         if (got < 0) continue;
