@@ -19,7 +19,7 @@ from kvstore import AsyncClient, Client
 from kvstore.model.block import BlockKey
 from kvstore.model.errors import Unavailable
 from kvstore_bench.cluster.gets import borrowing
-from kvstore_bench.cluster.iperf3 import INSTALL, Bandwidth, has_iperf3, loopback
+from kvstore_bench.cluster.iperf3 import INSTALL, Iperf3, has_iperf3, loopback
 from kvstore_bench.cluster.local import measure_local
 from kvstore_bench.cluster.pair import Pair, Prefix, pair
 from kvstore_bench.cluster.plain import PlainReads
@@ -36,7 +36,7 @@ Sides = Mapping[str, Callable[[], float]]
 def run(plan: ClusterPlan, path: Path, say: Say) -> dict[str, Any]:
     """Measure everything. Raises Unavailable if records come back wrong, or not at all."""
     with ExitStack() as stack:
-        iperf3: Bandwidth | None = None
+        iperf3: Iperf3 | None = None
         if has_iperf3():
             iperf3 = stack.enter_context(loopback(plan.streams))
         else:
@@ -56,7 +56,7 @@ def run(plan: ClusterPlan, path: Path, say: Say) -> dict[str, Any]:
 
 
 def _in_clear(
-    daemons: Pair, speeds: dict[str, dict[str, Any]], iperf3: Bandwidth | None, say: Say
+    daemons: Pair, speeds: dict[str, dict[str, Any]], iperf3: Iperf3 | None, say: Say
 ) -> dict[str, Any]:
     plan = daemons.plan
     say(f"gets of {plan.nbytes >> 20} MiB in records of {plan.record_nbytes >> 10} KiB")
@@ -68,7 +68,7 @@ def _in_clear(
     small = daemons.put("small", plan.small_nbytes)
     speeds |= _gets(daemons, small, "peer_get_256k", iperf3)
     say("local gets while lending")
-    local = measure_local(daemons, prefix, round(speeds["peer_get"]["p50"] / 10))
+    local = measure_local(daemons, prefix, round(speeds["peer_get"]["p50"] / 10), iperf3)
     say("gets of what the lender has in its files alone")
     daemons.restart_lender()
     with borrowing(daemons, prefix) as get, PlainReads(daemons.lender_files, plan) as plain:
@@ -85,10 +85,10 @@ def _ratio(speeds: Mapping[str, Mapping[str, Any]], ours: str, best: str) -> flo
 
 
 def _gets(
-    daemons: Pair, prefix: Prefix, name: str, iperf3: Bandwidth | None
+    daemons: Pair, prefix: Prefix, name: str, iperf3: Iperf3 | None
 ) -> dict[str, dict[str, float]]:
     with borrowing(daemons, prefix) as get:
-        sides = {name: get} | ({f"iperf3_{name}": iperf3} if iperf3 is not None else {})
+        sides = {name: get} | ({f"iperf3_{name}": iperf3.measure} if iperf3 is not None else {})
         return _alternated(sides, daemons.plan.rounds)
 
 

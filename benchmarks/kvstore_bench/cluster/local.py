@@ -1,10 +1,15 @@
-"""Gets of the lender's own engines while another daemon borrows, beside the same without."""
+"""Gets of the lender's own engines while another daemon borrows, beside the same without.
+
+At a tenth of the speed they are also measured beside iperf3, which sends as many bytes: what these
+cost on processors that both hosts share, whoever sends them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Event, Thread
 
 import numpy as np
@@ -12,33 +17,49 @@ import numpy as np
 from kvstore import Client
 from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore_bench.cluster.gets import borrowing
+from kvstore_bench.cluster.iperf3 import Iperf3
 from kvstore_bench.cluster.pair import Pair, Prefix
 from kvstore_bench.store.store import bench_namespace, views_of
 from kvstore_bench.tiers.tier import summed_up
 
 GET_BLOCKS = 8  # in one local get
 
+Beside = Mapping[str, Callable[[], AbstractContextManager[None]]]
+"""What runs while gets are timed."""
 
-def measure_local(daemons: Pair, prefix: Prefix, tenth: int) -> dict[str, object]:
+
+def measure_local(
+    daemons: Pair, prefix: Prefix, tenth: int, iperf3: Iperf3 | None
+) -> dict[str, object]:
     """Measure at full speed, then at `tenth` bytes a second."""
-    full, full_speeds = _measured(daemons, prefix)
+    full = _measured(daemons, {"lending": partial(_lending, daemons, prefix)})
     daemons.restart_lender(f"cluster.serve_bytes_per_s={tenth}")
     # it lends from its files now, as any daemon that has started again
-    limited, limited_speeds = _measured(daemons, prefix)
+    beside: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "lending": partial(_lending, daemons, prefix)
+    }
+    if iperf3 is not None:
+        beside |= {"iperf3": partial(iperf3.running, tenth)}
+    limited = _measured(daemons, beside)
     return {
-        "local_get_ratio": full,
-        "local_get_ratio_at_a_tenth": limited,
-        "local_bytes_per_s": {"full": full_speeds, "at_a_tenth": limited_speeds},
+        "local_get_ratio": _ratio(full, "lending"),
+        "local_get_ratio_at_a_tenth": _ratio(limited, "lending"),
+        "local_get_ratio_beside_iperf3": _ratio(limited, "iperf3"),
+        "local_bytes_per_s": {"full": full, "at_a_tenth": limited},
     }
 
 
-def _measured(daemons: Pair, prefix: Prefix) -> tuple[float, dict[str, dict[str, float]]]:
+def _ratio(speeds: Mapping[str, Mapping[str, float]], name: str) -> float | None:
+    return speeds[name]["p50"] / speeds["alone"]["p50"] if name in speeds else None
+
+
+def _measured(daemons: Pair, beside: Beside) -> dict[str, dict[str, float]]:
     plan = daemons.plan
     own = daemons.put("own", plan.record_nbytes)
     count = min(plan.blocks, GET_BLOCKS)
     keys = own.keys[:count]
     targets = views_of(np.ones((count, plan.record_nbytes), np.uint8))
-    speeds: dict[str, list[float]] = {"alone": [], "lending": []}
+    speeds: dict[str, list[float]] = {"alone": [], **{name: [] for name in beside}}
     with Client(daemons.lender.target) as client:
         client.register(bench_namespace(own.name, own.record_nbytes))
 
@@ -54,10 +75,10 @@ def _measured(daemons: Pair, prefix: Prefix) -> tuple[float, dict[str, dict[str,
         timed()
         for _ in range(max(3, plan.rounds // 3)):
             speeds["alone"].append(timed())
-            with _lending(daemons, prefix):
-                speeds["lending"].append(timed())
-    summed = summed_up(speeds)
-    return summed["lending"]["p50"] / summed["alone"]["p50"], summed
+            for name, runs in beside.items():
+                with runs():
+                    speeds[name].append(timed())
+    return summed_up(speeds)
 
 
 @contextmanager

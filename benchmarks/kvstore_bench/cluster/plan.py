@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvstore.peer.receive import usual_threads
 from kvstore_bench.store.store import EXTENT_NBYTES
 
 FLEET = "bench"
@@ -24,12 +25,12 @@ class ClusterPlan:
     small_nbytes: int = 256 << 10
     blocks: int = 64
     rounds: int = 15
-    streams: int = 4
+    streams: int = field(default_factory=usual_threads)
     seconds: float = 1.0
     peers: int = 100
     peer_blocks: int = 1_000_000
     changes_per_s: int = 62
-    asks: int = 2000
+    asks: int = 6000
     view_s: float = 10.0
     hosts: int = 8
     puts: int = 15

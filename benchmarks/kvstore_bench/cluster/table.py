@@ -20,6 +20,7 @@ MEANINGS = {
     "first_window_ms": "until the first 16 MiB of a prefix are usable, ms",
     "local_get_ratio": "gets of the lender's own engines while it lends, beside without",
     "local_get_ratio_at_a_tenth": "the same with cluster.serve_bytes_per_s at a tenth",
+    "local_get_ratio_beside_iperf3": "the same beside iperf3, which sends as many bytes",
     "acquire_added_us_p50": "what the view adds to an acquire that nobody can answer, us",
     "acquire_added_us_p99": "the same, p99",
     "view_bytes_per_head": "memory of the daemon for a head of a peer",

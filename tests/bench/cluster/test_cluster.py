@@ -10,7 +10,12 @@ import pytest
 
 from tests.cli.run import kvstore
 
-RATIOS_TO_IPERF3 = ("peer_get_vs_iperf3", "peer_get_sealed_vs_iperf3", "peer_get_256k_vs_iperf3")
+RATIOS_TO_IPERF3 = (
+    "peer_get_vs_iperf3",
+    "peer_get_sealed_vs_iperf3",
+    "peer_get_256k_vs_iperf3",
+    "local_get_ratio_beside_iperf3",
+)
 OTHERS = (
     "peer_files_vs_plain_reads",
     "first_window_ms",

@@ -21,7 +21,6 @@ from kvstore_bench.peers.system import Place
 
 WAIT_S = 30.0
 LOOK_S = 0.02
-STREAMS = 4
 
 
 def open_lender(place: Place) -> Lender:
@@ -41,7 +40,6 @@ def _daemon(place: Place, ports: Sequence[int], port: int) -> Daemon:
         "cluster.membership=static",
         f"cluster.static={json.dumps(addresses)}",
         f"cluster.listen=127.0.0.1:{port}",
-        f"cluster.threads={STREAMS}",
         file=False,
     ).start()
 
