@@ -24,8 +24,11 @@ nothing is known of the tier. Once its pace is known, what it usually takes may 
 what saving costs then, a prompt that has to be computed after all takes up to a tenth more."""
 PATIENCE_SAVED_MAX = 0.5
 """Of what the load would save: even a tier that is known to be slow to begin gets no more."""
+FIRST_DEVIATION = 0.25
+"""Of the first sample: what is usual is twice as much then, until there are more."""
 FORGET_S = 30.0
-"""A tier that was too slow this long ago is tried again, by one load."""
+"""A tier that was too slow this long ago is tried again, by one load. What that one tells is
+believed in the place of all before it."""
 SIZES = 48  # powers of two, in bytes
 
 
@@ -60,12 +63,13 @@ class Race:
 
 
 class Average:
-    """A moving mean and mean deviation, as TCP keeps them of round trips (RFC 6298)."""
+    """A moving mean and mean deviation, as TCP keeps them of round trips (RFC 6298), but for the
+    deviation of the first."""
 
     __slots__ = ("at", "deviation", "mean")
 
     def __init__(self, sample: float, at: float) -> None:
-        self.mean, self.deviation, self.at = sample, sample / 2, at
+        self.mean, self.deviation, self.at = sample, FIRST_DEVIATION * sample, at
 
     def add(self, sample: float, at: float) -> None:
         self.deviation += (abs(sample - self.mean) - self.deviation) / 4
@@ -88,14 +92,17 @@ class Pace:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._by_size: list[Average | None] = [None] * SIZES
+        self._tried_again: set[int] = set()  # sizes whose next sample replaces what is known
         self._behind = 0
         self._behind_at = 0.0
 
     def note(self, nbytes: int, seconds: float) -> None:
         """Learn from a load that brought all its bytes."""
-        known = self._by_size[_size(nbytes)]
-        if known is None:
-            self._by_size[_size(nbytes)] = Average(seconds / nbytes, self._now())
+        size = _size(nbytes)
+        known = self._by_size[size]
+        if known is None or size in self._tried_again:
+            self._by_size[size] = Average(seconds / nbytes, self._now())
+            self._tried_again.discard(size)
         else:
             known.add(seconds / nbytes, self._now())
 
@@ -132,6 +139,7 @@ class Pace:
             if now - max(known.at if known else 0.0, self._behind_at) < FORGET_S:
                 return None
             self._behind_at = now
+            self._tried_again.add(_size(nbytes))
             known = None
         if known is None:
             return Race(stakes, patience_s, None, elsewhere_s, whole)

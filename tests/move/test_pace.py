@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.decide.pace import FORGET_S, PATIENCE, PATIENCE_SAVED_MAX, Stakes
+from kvstore.decide.pace import FORGET_S, PATIENCE, PATIENCE_SAVED_MAX, Pace, Stakes
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey
 from kvstore.model.outcome import Reason
@@ -122,6 +122,27 @@ def test_a_tier_known_to_be_slow_costs_nothing_and_is_tried_again_later(node: No
     node.loop.run_until_complete(asyncio.sleep(FORGET_S))
     assert ask(node, A, FAST_S)[0] == BLOCKS
     assert decisions(node) == {"explore": 2, "cut": 1, "refuse": 2}
+
+
+def test_a_tier_that_is_faster_again_is_believed_after_one_load() -> None:
+    """Of a load that counts as a whole: the one that tries it again may be cut short, and tells
+    when it has ended how long it took. What was slow before is no longer of use."""
+    at, nbytes = 0.0, 1 << 20
+    pace = Pace(lambda: at)
+    for _ in range(5):
+        pace.note(nbytes, 10 * PROMPT_S)
+    stakes = Stakes(PROMPT_S, PROMPT_S, at)
+    assert pace.race(nbytes, stakes, whole=True) is None
+    at = FORGET_S
+    again = pace.race(nbytes, stakes, whole=True)
+    assert again is not None
+    assert again.predicted_s is None
+    pace.note(nbytes, took_s := PROMPT_S / 4)
+    race = pace.race(nbytes, stakes, whole=True)
+    assert race is not None
+    assert race.patience_s >= 2 * took_s
+    pace.note(nbytes, 10 * PROMPT_S)  # one slow load among fast ones is not all that is known
+    assert pace.predict(nbytes) == pytest.approx(took_s + (10 * PROMPT_S - took_s) / 8)
 
 
 def test_who_does_not_tell_what_recomputing_takes_waits_as_long_as_was_asked(node: Node) -> None:
