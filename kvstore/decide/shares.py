@@ -58,7 +58,8 @@ def by_weight(room: int, wanted: Sequence[int], weights: Sequence[float]) -> lis
     room, weight = max(0, room), sum(weights[at] for at in order if wanted[at])
     for at in order:
         if wanted[at]:
-            parts[at] = min(wanted[at], int(room * (weights[at] / weight)))
+            part = int(room * (weights[at] / weight))  # of the last, a little above room
+            parts[at] = min(wanted[at], part, room)
             room -= parts[at]
             weight -= weights[at]
     return parts

@@ -85,6 +85,13 @@ def test_parts_by_weight_are_fair(room: int, asked: list[tuple[int, float]]) -> 
             assert (other - len(asked) - 1) / heavy <= (part + len(asked) + 1) / weight
 
 
+def test_rounding_gives_nobody_more_than_there_is() -> None:
+    """What is left of the sum of weights is a little less than the last one."""
+    room = 43_946_105_372_682
+    weights = [1.0, 900.0, 123.41639865964035, 123.41639865964035]
+    assert sum(by_weight(room, [room, 8, 1, 1], weights)) == room
+
+
 @given(st.lists(st.tuples(amounts, amounts, amounts), min_size=1, max_size=8), amounts)
 def test_what_is_held_never_exceeds_the_tier(each: list[tuple[int, int, int]], more: int) -> None:
     held, caps, to = ([one[at] for one in each] for at in range(3))
