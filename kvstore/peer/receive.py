@@ -6,7 +6,6 @@ ended, and only then gives the slots back.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -17,14 +16,6 @@ from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.seal import PIECE_NBYTES, TAG_NBYTES, Opener
 from kvstore.peer.wire import HELD
 from kvstore.tier.bounces import BOUNCES
-
-THREADS_MAX = 4  # as there are connections to one peer
-
-
-def usual_threads() -> int:
-    """Return how many threads receive, unless a setting says it. More than there are processors
-    would wait for each other, with buffers of the kernel that no longer are in a cache."""
-    return min(THREADS_MAX, len(os.sched_getaffinity(0)))
 
 
 class Receipt:

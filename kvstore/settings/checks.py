@@ -98,7 +98,7 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("limits.departed_keys_max", limits.departed_keys_max, 1, 1 << 26),
         ("cluster.etcd_ttl_s", cluster.etcd_ttl_s, 2, 600),
         ("cluster.deletes_kept_days", cluster.deletes_kept_days, 0.01, 365),
-        ("cluster.threads", cluster.threads, 0, 64),
+        ("cluster.threads", cluster.threads, 1, 64),
         ("cluster.serve_reads", cluster.serve_reads, 1, 256),
         ("cluster.serve_bytes_per_s", cluster.serve_bytes, 0, 1 << 50),
         ("cluster.view_bytes", cluster.view_bytes, VIEW_BYTES_MIN, 1 << 40),

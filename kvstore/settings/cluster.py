@@ -107,9 +107,7 @@ class ClusterSettings:
         "cluster.bulk=clear.",
         "auto",
     )
-    threads: int = setting(
-        "Threads that receive records of other daemons; 0 is one for each processor, at most 4.", 0
-    )
+    threads: int = setting("Threads that receive records of other daemons.", 4)
     serve_reads: int = setting(
         "Reads of other daemons that are answered at once; beyond it they are told `busy`.", 8
     )

@@ -24,7 +24,6 @@ from kvstore.move.tenant_peers import TenantPeers
 from kvstore.peer.base import PeerIncompatible
 from kvstore.peer.identity import Ourselves
 from kvstore.peer.lenders import Lenders
-from kvstore.peer.receive import usual_threads
 from kvstore.peer.server import PeerServer
 from kvstore.peer.tcp import TcpLink, dial
 from kvstore.peer.trust import Trust
@@ -55,8 +54,7 @@ class Fleet:
         self._node = NodeId("")
         self._instance = secrets.token_hex(8)
         self._port = 0
-        threads = self._cluster.threads or usual_threads()
-        self._threads = Threads(threads, thread_name_prefix="kvstore-peer")
+        self._threads = Threads(self._cluster.threads, thread_name_prefix="kvstore-peer")
         self._ourselves = self._open_ourselves()
         self._lenders = Lenders()
         self._here: dict[str, TenantInFleet] = {}

@@ -16,7 +16,7 @@ from kvstore.model.checksum import checksum, received
 from kvstore.peer import receive
 from kvstore.peer.base import PeerGone, PeerSlow
 from kvstore.peer.bulk import Bulk
-from kvstore.peer.receive import Receipt, usual_threads
+from kvstore.peer.receive import Receipt
 from kvstore.peer.wire import HELD, NOT_HELD
 from kvstore_kernels import native
 
@@ -184,11 +184,3 @@ def test_no_record_is_no_call_too_many() -> None:
         assert room == b"x" * 10
         with pytest.raises(OSError, match="Bad file descriptor"):
             received(-1, [room])
-
-
-@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 2), (16, 4)])
-def test_no_more_threads_receive_than_there_are_processors(
-    processors: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(processors)))
-    assert usual_threads() == threads

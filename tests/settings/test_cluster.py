@@ -54,7 +54,7 @@ def test_a_fleet_of_addresses() -> None:
         (["cluster.cert=/c"], "set all three"),
         (["cluster.etcd_user=kvstore"], "set both"),
         (["cluster.view_bytes=1000"], "cluster.view_bytes=1000 is not in 1MiB"),
-        (["cluster.threads=-1"], "cluster.threads=-1 is not in"),
+        (["cluster.threads=0"], "cluster.threads=0 is not in"),
         (
             [*STATIC, "cluster.listen=0.0.0.0:7702", "cluster.insecure=true"],
             "set cluster.address as well",

@@ -20,7 +20,8 @@ from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
 @click.option(
     "--streams",
     type=click.IntRange(1, 64),
-    show_default="one for each processor, at most 4",
+    default=4,
+    show_default=True,
     help="Threads for peers (cluster.threads), and streams of iperf3.",
 )
 @click.option("--seconds", type=click.FloatRange(0.05), default=1.0, show_default=True)
@@ -80,24 +81,14 @@ def cluster(
     _daemons(path, as_json, **sizes)
 
 
-def _daemons(
-    path: Path,
-    as_json: bool,
-    *,
-    record_mib: int,
-    streams: int | None,
-    seconds: float,
-    **sizes: int,
-) -> None:
+def _daemons(path: Path, as_json: bool, *, record_mib: int, seconds: float, **sizes: int) -> None:
     with measuring(as_json, "cryptography"):
-        from kvstore.peer.receive import usual_threads
         from kvstore_bench.cluster.cluster import STEPS, run
         from kvstore_bench.cluster.plan import ClusterPlan
         from kvstore_bench.cluster.table import print_cluster
 
         plan = ClusterPlan(
             record_nbytes=record_mib << 20,
-            streams=streams or usual_threads(),
             seconds=seconds,
             asks=60 * sizes["peers"],
             view_s=10.0 * seconds,

@@ -62,9 +62,9 @@ class Iperf3:
         client = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             time.sleep(AGAIN_S)
-            if client.poll() is not None:
-                raise Unavailable(f"iperf3 ended at once, with {client.returncode}")
             yield
+            if client.poll() is not None:  # so what was measured was beside nothing
+                raise Unavailable(f"iperf3 ended too soon, with {client.returncode}")
         finally:
             client.kill()
             client.wait()

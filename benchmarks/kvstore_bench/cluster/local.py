@@ -35,12 +35,8 @@ def measure_local(
     full = _measured(daemons, {"lending": partial(_lending, daemons, prefix)})
     daemons.restart_lender(f"cluster.serve_bytes_per_s={tenth}")
     # it lends from its files now, as any daemon that has started again
-    beside: dict[str, Callable[[], AbstractContextManager[None]]] = {
-        "lending": partial(_lending, daemons, prefix)
-    }
-    if iperf3 is not None:
-        beside |= {"iperf3": partial(iperf3.running, tenth)}
-    limited = _measured(daemons, beside)
+    control = {"iperf3": partial(iperf3.running, tenth)} if iperf3 is not None else {}
+    limited = _measured(daemons, {"lending": partial(_lending, daemons, prefix), **control})
     return {
         "local_get_ratio": _ratio(full, "lending"),
         "local_get_ratio_at_a_tenth": _ratio(limited, "lending"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvstore.peer.receive import usual_threads
 from kvstore_bench.store.store import EXTENT_NBYTES
 
 FLEET = "bench"
@@ -25,7 +24,7 @@ class ClusterPlan:
     small_nbytes: int = 256 << 10
     blocks: int = 64
     rounds: int = 15
-    streams: int = field(default_factory=usual_threads)
+    streams: int = 4
     seconds: float = 1.0
     peers: int = 100
     peer_blocks: int = 1_000_000
