@@ -49,7 +49,7 @@ class DramSettings:
         "Blocks in each of the two small models by which hz finds out which order hits "
         "more. More: it finds out sooner, with more CPU and about 600 bytes each. 0: it"
         " never goes by last use alone.",
-        2048,
+        4096,
     )
     cost_aware: bool = setting(
         "Keep blocks longer that took more prefill seconds per byte, as engines tell "
@@ -105,7 +105,7 @@ class FileSettings:
         "those of dram.eviction_policy.",
         "lru",
     )
-    shadow_blocks: int = setting("The same as dram.shadow_blocks, of the file tier.", 2048)
+    shadow_blocks: int = setting("The same as dram.shadow_blocks, of the file tier.", 4096)
     codec: str = setting(
         "Lossless codec of written records: raw, lz4 or zstd. Compression costs one "
         "core and saves bytes; real KV in BF16 shrinks by about a quarter at best.",

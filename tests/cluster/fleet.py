@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from kvstore import Client
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.ports import free_ports
 from kvstore.testing.wait import until
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on."""
-    with ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in taken]
 
 
 def member_settings(port: int, others: Sequence[int]) -> list[str]:

@@ -16,8 +16,9 @@ import pytest
 from kvstore import Client
 from kvstore.model.outcome import Reason
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.ports import free_ports
 from kvstore.testing.relay import Relay, relay_to
-from tests.cluster.fleet import free_ports, member_settings, met, peers_of, wait_for
+from tests.cluster.fleet import member_settings, met, peers_of, wait_for
 from tests.cluster.test_two_daemons import KEYS, clear, hit, put
 
 PACE_S = 0.01  # of computing a block

@@ -33,7 +33,8 @@ from kvstore.model.tenant import tenant_id
 from kvstore.settings import ClusterSettings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.etcd import INSTALL, Etcd, has_etcd
-from tests.cluster.fleet import free_ports, met, peers_of, wait_for
+from kvstore.testing.ports import free_ports
+from tests.cluster.fleet import met, peers_of, wait_for
 
 if not has_etcd():
     pytest.skip(INSTALL, allow_module_level=True)

@@ -16,7 +16,8 @@ from kvstore.membership import encode_member
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.etcd import INSTALL, Etcd, has_etcd
 from kvstore.testing.membership import new_member
-from tests.cluster.fleet import fleet, free_ports, member_settings, met, wait_for
+from kvstore.testing.ports import free_ports
+from tests.cluster.fleet import fleet, member_settings, met, wait_for
 from tests.tls import Authority
 
 

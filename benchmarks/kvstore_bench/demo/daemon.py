@@ -11,9 +11,10 @@ from pathlib import Path
 
 from kvstore import Client
 from kvstore.model.errors import Unavailable
+from kvstore.testing.ports import free_port
 from kvstore_bench.chat.metrics import Counters
 from kvstore_bench.demo.engine import fetch_counters
-from kvstore_bench.demo.processes import Child, free_port
+from kvstore_bench.demo.processes import Child
 
 START_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 60.0

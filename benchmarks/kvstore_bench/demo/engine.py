@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.model.errors import Unavailable
+from kvstore.testing.ports import free_port
 from kvstore_bench.chat.metrics import Counters, parse_counters
 from kvstore_bench.demo.machine import Machine
-from kvstore_bench.demo.processes import Child, free_port
+from kvstore_bench.demo.processes import Child
 
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 2048

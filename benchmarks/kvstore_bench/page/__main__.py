@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.ports import free_port
 from kvstore_bench.console.exits import explained
 from kvstore_bench.page import measures, pictures, workload
 from kvstore_bench.page.browser import Browser, chromium
@@ -83,7 +83,7 @@ def main(
 def _live(browser: Browser, folder: Path | None, warm_s: float) -> dict[str, Any]:
     """Measure what a person sees of a busy daemon."""
     found: dict[str, Any] = {}
-    own = f"server.metrics_listen=127.0.0.1:{_free_port()}"
+    own = f"server.metrics_listen=127.0.0.1:{free_port()}"
     sizes = ("dram.capacity=192MiB", "file.capacity=512MiB")
     with Daemon(own, *sizes) as daemon:
         daemon.start()
@@ -116,11 +116,6 @@ def _large(browser: Browser, requests: int, nodes: int) -> dict[str, Any]:
         found = measures.frames(tab)
         tab.page.context.close()
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _holds(name: str, value: Any) -> bool:

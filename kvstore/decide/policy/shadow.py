@@ -23,11 +23,11 @@ from kvstore.decide.policy.leaves import Leaves
 from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
-SHADOW_BLOCKS = 2048
+SHADOW_BLOCKS = 4096
 ALL = 1 << 16  # a share of the keys is so many of these
-MEMORY = 4.0
+MEMORY = 16.0
 """What was asked for so many times the room ago counts a third."""
-DOUBT = 0.5  # standard deviations of chance, before the tier goes by hazard again
+DOUBT = 0.75  # standard deviations of chance, before the tier goes by hazard again
 DOUBT_BACK = 0.2  # the same, before it goes by last use: that is never far from the best
 STAYS = 0.5  # of its room is asked of a shadow, at least, between two changes of the order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.model.errors import Unavailable
 from kvstore_bench.demo import processes
-from kvstore_bench.demo.processes import Child, free_port, session_members
+from kvstore_bench.demo.processes import Child, session_members
 from kvstore_bench.demo.stage import Stage
 
 DEADLINE_S = 20.0
@@ -132,7 +132,3 @@ def test_a_process_that_left_its_parent_is_still_found(tmp_path: Path) -> None:
     os.kill(child.session, signal.SIGKILL)
     child.kill()
     assert session_members(child.session) == []
-
-
-def test_free_ports_differ() -> None:
-    assert free_port() != free_port()
