@@ -1,7 +1,9 @@
-"""How daemons start; in which order files of tests begin, where `make test` runs several."""
+"""How daemons start; in which order files of tests begin, where `make test` runs several; what
+kernels for GPUs run on."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import pytest
@@ -27,3 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 1 if item.path.name in LONG else 2
 
     items.sort(key=begins)
+
+
+@pytest.fixture(scope="session")
+def codec_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The codec's CUDA kernels, compiled for the processor."""
+    pytest.importorskip("torch")
+    from tests.kernels.codec.device import compile_codec
+
+    return compile_codec(tmp_path_factory.mktemp("codec"))

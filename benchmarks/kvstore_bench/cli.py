@@ -190,13 +190,16 @@ def gpu(*, rounds: int, only: tuple[str, ...], path: Path, as_json: bool) -> Non
     """Measure copies between GPU memory and the daemon beside the speed of the links.
 
     Gather and scatter beside a device copy, copies to and from the arena beside a pinned copy, and
-    time to first token of a 32k-token prompt on an 8B-shaped model with random weights.
+    time to first token of a 32k-token prompt on an 8B-shaped model with random weights: beside
+    computing it, and with coded records beside raw ones. The last two take a daemon of 16 and 24
+    GiB, and 30 GB of disk.
 
     \b
     Examples:
       kvstore bench gpu --path /nvme
       kvstore bench gpu --json | jq .gather_vs_copy
       kvstore bench gpu --only coding --only prefix
+      kvstore bench gpu --only records --path /nvme
     """
     with measuring(as_json, "torch", "transformers"):
         from kvstore_bench.gpu.gpu import GpuPlan, cuda_device, run

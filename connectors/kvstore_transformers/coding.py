@@ -1,29 +1,28 @@
 """Records that are coded: smaller, and the same bit for bit, or lossy where that was asked for.
-Models in host memory only."""
+
+What they are is said here, and follows from the model alone: a GPU and a CPU make the same bytes.
+`coded_host.py` and `coded_device.py` make them where the model is.
+"""
 
 from __future__ import annotations
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 
-from kvstore import ConfigError, Namespace, checksum
-from kvstore_kernels import native
-from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES, Coder, Memory
-from kvstore_kernels.codec.copies import CodedCopies, Decoded, Scratch
+from kvstore import Namespace
+from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES
+from kvstore_kernels.codec.copies import Decoded
+from kvstore_kernels.codec.copies import Fine as FinePart
 from kvstore_kernels.codec.places import Axis, Place, Shape, Unplaced
 from kvstore_kernels.codec.record import DType
-from kvstore_kernels.host import HostPages
+from kvstore_kernels.registration import Extents
 from kvstore_transformers.cache import Pages
 from kvstore_transformers.namespace import Fine, LayerGroup, Layout, build_namespace
 
-logger = logging.getLogger(__name__)
-
-Record = Literal["auto", "l3", "raw"]
-Fidelity = Literal["exact", "ep"]
 FORM = "l3/1"
 LOSSY_FORM = "ep/1"
 _DTYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.FP16, torch.float32: DType.FP32}
@@ -38,36 +37,116 @@ class FineParts:
     wrong: int = 0
 
 
-class Coding:
+class Sized(Protocol):
+    """A record in memory of its copier's own."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Encoded(Protocol):
+    """The records of one block. fine: of a lossy block. uncoded: the base is raw."""
+
+    @property
+    def base(self) -> Sized: ...
+
+    @property
+    def fine(self) -> Sized | None: ...
+
+    @property
+    def uncoded(self) -> bool: ...
+
+
+class CodedCopier(ABC):
+    """Copies coded records between a cache's pages and the arena's slots. Encoding and decoding may
+    run at once, each in one thread at a time.
+
+    encoded_nbytes_max: how much is to be encoded at once, in bytes as the model has them.
+    bounced_nbytes: what went through a buffer, because the device does not reach the arena (yet).
+    """
+
+    encoded_nbytes_max: int
+
+    def __init__(self, coding: Coding) -> None:
+        self.coding = coding
+
+    @property
+    @abstractmethod
+    def bounced_nbytes(self) -> int: ...
+
+    @abstractmethod
+    def enter_thread(self) -> None:
+        """Called first in every thread that copies."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Return the point the model has reached; what is coded `after` it sees that work done."""
+
+    @abstractmethod
+    def open(self, group: int, pages: Pages) -> Any:
+        """Return pages of a group, wherever they lie, as the other methods want them."""
+
+    @abstractmethod
+    def encode(
+        self, opened: Any, blocks: Sequence[int], exact: Sequence[bool], after: Any
+    ) -> Sequence[Encoded]:
+        """Encode blocks; done when this returns.
+
+        The records stay as they are until the next call for pages of this group. exact: of lossy
+        records, the blocks that are stored exactly all the same; none: no block is.
+        """
+
+    @abstractmethod
+    def store(self, opened: Any, parts: Sequence[tuple[Sized, memoryview]]) -> Sequence[int]:
+        """Copy records of the group's last `encode` into slots of their sizes; done when this
+        returns. Returns the checksums of the records, as they were meant to be."""
+
+    @abstractmethod
+    def refine(
+        self,
+        opened: Any,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        fines: Sequence[FinePart | None],
+        after: Any,
+    ) -> list[Decoded]:
+        """Decode records into blocks, with the fine parts that there are; done when this returns.
+
+        What is summed up and decoded is a private copy: a slot that changes later changes nothing.
+        """
+
+    @abstractmethod
+    def wait_reached(self, timeout_s: float) -> bool:
+        """Wait until the device reaches all of the arena by itself. False: not yet, or never."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the arena; no copies after it."""
+
+
+class Coding(ABC):
     """How the blocks of one model are coded.
 
     lossy: by EP, in a base and a fine part; the first block of a sequence exactly all the same.
-    record_nbytes: the most of a record of each group. base_nbytes, fine_nbytes: of lossy records,
-    what each group's have. form: what models have to agree on to read each other's records.
+    shapes: of each group's records. record_nbytes: the most that one has. base_nbytes, fine_nbytes:
+    of lossy records, what each group's have. form: what models have to agree on to read each
+    other's records.
     """
 
-    def __init__(self, layout: Layout, block_tokens: int, *, lossy: bool = False) -> None:
+    def __init__(self, layout: Layout, block_tokens: int, *, lossy: bool) -> None:
         """Raise Unplaced for a model whose KV is not coded."""
-        if layout.device.type != "cpu":
-            raise Unplaced("the model is on a GPU")
         self.lossy = lossy
         self.fine_parts = FineParts()
-        self._shapes = [_shape(group, block_tokens, lossy=lossy) for group in layout.groups]
-        self.record_nbytes = [shape.record_nbytes for shape in self._shapes]
-        self.base_nbytes = [shape.ep_nbytes(BASE_PLANES, base=True) for shape in self._shapes]
-        self.fine_nbytes = [shape.ep_nbytes(FINE_PLANES, base=False) for shape in self._shapes]
+        self.shapes = [_shape(group, block_tokens, lossy=lossy) for group in layout.groups]
+        self.record_nbytes = [shape.record_nbytes for shape in self.shapes]
+        self.base_nbytes = [shape.ep_nbytes(BASE_PLANES, base=True) for shape in self.shapes]
+        self.fine_nbytes = [shape.ep_nbytes(FINE_PLANES, base=False) for shape in self.shapes]
         form = " ".join([LOSSY_FORM, *map(_planes, (BASE_PLANES, FINE_PLANES))]) if lossy else FORM
-        self.form = " ".join([form, *(f"{shape.digest:016x}" for shape in self._shapes)])
-        self._scratch = [Scratch() for _ in self._shapes]
+        self.form = " ".join([form, *(f"{shape.digest:016x}" for shape in self.shapes)])
 
-    def copies(self, group: int, pages: Pages) -> CodedCopies:
-        """Return what codes these pages, wherever they lie."""
-        layers = [Memory(page.data_ptr(), page.stride(0) * page.element_size()) for page in pages]
-        places = [
-            [_place(kind, page)] for page, kind in zip(pages, "KV" * len(pages), strict=False)
-        ]
-        coder = Coder(self._shapes[group], layers, HostPages(pages), checksum, places)
-        return CodedCopies(coder, checksum, self._scratch[group], lossy=self.lossy)
+    @abstractmethod
+    def copier(self, extents: Extents) -> CodedCopier:
+        """Return what copies such records. extents: `Client.extents`."""
 
     def note_fines(self, group: int, sizes: Sequence[int], decoded: Sequence[Decoded]) -> int:
         """Count the fine parts of decoded blocks; return how many were missing.
@@ -83,36 +162,9 @@ class Coding:
         return missing
 
 
-def open_coding(
-    layout: Layout, block_tokens: int, record: Record, fidelity: Fidelity = "exact"
-) -> Coding | None:
-    """Return how a model's blocks are coded; None: they are stored as they are.
-
-    Raises ConfigError if that was asked for by name and is not possible.
-    """
-    if record not in ("auto", "l3", "raw"):
-        raise ConfigError(f"record={record!r}: auto, l3 and raw are known")
-    if fidelity not in ("exact", "ep"):
-        raise ConfigError(f"fidelity={fidelity!r}: exact and ep are known")
-    if record == "raw":
-        if fidelity == "ep":
-            raise ConfigError(
-                "fidelity='ep' stores coded records: leave out record='raw' and "
-                "direct_storage='always', or use fidelity='exact'"
-            )
-        return None
-    why = native.reason()
-    if not why:
-        try:
-            return Coding(layout, block_tokens, lossy=fidelity == "ep")
-        except Unplaced as error:
-            why = str(error)
-    if fidelity == "ep":
-        raise ConfigError(f"fidelity='ep' is not possible here: {why}; use fidelity='exact'")
-    if record == "l3":
-        raise ConfigError(f"record='l3' is not possible here: {why}; use 'auto' or 'raw'")
-    logger.info("record=raw reason=%r", why)
-    return None
+def places_of(pages: Pages) -> list[list[Place]]:
+    """Return where values lie in a block of each of a group's pages: keys, values, by layer."""
+    return [[_place(kind, page)] for page, kind in zip(pages, "KV" * len(pages), strict=False)]
 
 
 def namespace_for(
@@ -147,13 +199,8 @@ def _shape(group: LayerGroup, block_tokens: int, *, lossy: bool) -> Shape:
         raise Unplaced("the KV is neither bfloat16, float16 nor float32")
     if dtype is DType.FP16 and not lossy:
         raise Unplaced("float16 is not coded exactly: the KV is neither bfloat16 nor float32")
-    return Shape(
-        [
-            [_place(kind, part.new_empty((1, part.shape[1], block_tokens, part.shape[3])))]
-            for part, kind in zip(parts, "KV" * len(parts), strict=False)
-        ],
-        dtype,
-    )
+    block = [part.new_empty((1, part.shape[1], block_tokens, part.shape[3])) for part in parts]
+    return Shape(places_of(block), dtype)
 
 
 def _place(kind: str, pages: torch.Tensor) -> Place:

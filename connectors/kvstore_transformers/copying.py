@@ -62,6 +62,10 @@ class Copier(Protocol):
         """Copy records into pages, in order; yields, when pages are done, what the copied records'
         leaves sum up to: taken after the copy, so that a slot that changed under it is noticed."""
 
+    def wait_reached(self, timeout_s: float) -> bool:
+        """Wait until the device reaches all of the arena by itself. False: not yet, or never."""
+        ...
+
     def close(self) -> None:
         """Let go of the arena; no copies after it."""
 
@@ -106,6 +110,9 @@ class HostCopier:
                 target.write(block, record)
                 leaves.append(leaves_of(tensor_of(record)))
             yield leaves
+
+    def wait_reached(self, timeout_s: float) -> bool:
+        return True
 
     def close(self) -> None: ...
 
@@ -153,6 +160,9 @@ class DeviceCopier:
             for pages, blocks, records in filled
         ]
         return self._lanes.back.write(transfers, after)
+
+    def wait_reached(self, timeout_s: float) -> bool:
+        return self._lanes.registration.wait(timeout_s)
 
     def close(self) -> None:
         self._lanes.close(CLOSE_WAIT_S)

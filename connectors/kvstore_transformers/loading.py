@@ -39,7 +39,7 @@ from kvstore_kernels.layout import LEAF_NBYTES
 from kvstore_kernels.packing import Leaves, checksum_of_leaves
 from kvstore_kernels.paged import record_nbytes
 from kvstore_transformers.cache import Pages, empty_pages
-from kvstore_transformers.coding import Coding
+from kvstore_transformers.coding import CodedCopier
 from kvstore_transformers.copying import Copier, Filled
 from kvstore_transformers.direct import DirectFailed, DirectStorage, FilledFromFiles
 from kvstore_transformers.namespace import LayerGroup, Layout
@@ -79,7 +79,7 @@ class Load:
     def __init__(
         self,
         client: Client,
-        copier: Copier,
+        copier: Copier | CodedCopier,
         direct: DirectStorage,
         layout: Layout,
         namespace: Namespace,
@@ -88,19 +88,17 @@ class Load:
         grant: Grant,
         deadline: float,
         bytes_deadline: float,
-        coding: Coding | None = None,
         refined: bool = False,
     ) -> None:
-        """deadline: time.monotonic() until when the lease is surely held. `run` gives it back.
-        bytes_deadline: until when bytes may come from slower tiers. coding: how records are coded;
-        None: they are as the model keeps them. refined: lossy blocks without their fine parts fail.
+        """copier: of records as the model keeps them, or of coded ones. deadline: time.monotonic()
+        until when the lease is surely held. `run` gives it back. bytes_deadline: until when bytes
+        may come from slower tiers. refined: lossy blocks without their fine parts fail.
 
         Raises Unavailable, and the lease stays the caller's, if it is not for what was asked.
         """
         self._client = client
         self._copier = copier
         self._direct = direct
-        self._coding = coding
         self._refined = refined
         self._namespace = namespace
         self._keys = keys[: grant.hit_blocks]
@@ -197,11 +195,12 @@ class Load:
 
     def _copy(self) -> list[BlockKey]:
         """Copy everything; return the keys of records that are not what was committed."""
-        if self._coding is not None:
-            return self._decode(self._coding)
+        copier = self._copier
+        if isinstance(copier, CodedCopier):
+            return self._decode(copier)
         leaves = {group: [b""] * len(records) for group, records in self._records.items()}
         from_files = any(isinstance(r, FilePlace) for rs in self._records.values() for r in rs)
-        for each, found in zip(self._slices, self._copied(), strict=True):
+        for each, found in zip(self._slices, self._copied(copier), strict=True):
             leaves[each.group] = [a + b for a, b in zip(leaves[each.group], found, strict=True)]
             for layer in each.layers:
                 self._ready[layer].set()
@@ -215,7 +214,7 @@ class Load:
             self._direct.distrust("records from files do not match their checksums")
         return corrupt
 
-    def _decode(self, coding: Coding) -> list[BlockKey]:
+    def _decode(self, copier: CodedCopier) -> list[BlockKey]:
         """Decode group by group; a group's layers are ready together.
 
         Raises Unavailable if a fine part is missing that is insisted on."""
@@ -224,12 +223,13 @@ class Load:
             keys, sums = self._spans[index]
             records = [each for each in self._records[index] if isinstance(each, memoryview)]
             fines = self._fines.get(index, [None] * len(records))
-            found = coding.copies(index, pages).refine(range(len(records)), records, fines)
+            opened = copier.open(index, pages)
+            found = copier.refine(opened, range(len(records)), records, fines, self._after)
             checked = list(zip(keys, sums, found, strict=True))
             corrupt += [key for key, expected, each in checked if each.base != expected]
             wrong = [key for key, _, each in checked if each.refined is False]
             sizes = [len(record) for record in records]
-            missing = coding.note_fines(index, sizes, found)
+            missing = copier.coding.note_fines(index, sizes, found)
             if self._refined and missing:
                 raise Unavailable(f"{missing} blocks came without their fine parts")
             if self._refined:
@@ -240,13 +240,13 @@ class Load:
                 self._ready[layer].set()
         return corrupt
 
-    def _copied(self) -> Iterator[Leaves]:
+    def _copied(self, copier: Copier) -> Iterator[Leaves]:
         """Copy slices in order; yield the leaves' sums of each one's records when it is done.
 
         A slice that is done stays as it is: the model may have used it."""
         done = 0
         try:
-            with closing(self._from_both()) as copied:
+            with closing(self._from_both(copier)) as copied:
                 for leaves in copied:
                     yield leaves
                     done += 1
@@ -254,9 +254,9 @@ class Load:
         except DirectFailed as error:
             logger.info("load=by_arena slices_left=%d error=%r", len(self._slices) - done, error)
         self._bring_up()
-        yield from self._copier.write(list(map(self._filled, self._slices[done:])), self._after)
+        yield from copier.write(list(map(self._filled, self._slices[done:])), self._after)
 
-    def _from_both(self) -> Generator[Leaves]:
+    def _from_both(self, copier: Copier) -> Generator[Leaves]:
         """Copy from slots and files at once. Raises DirectFailed."""
         began = time.monotonic()
         files = list(map(self._filled_from_files, self._slices))
@@ -264,7 +264,7 @@ class Load:
         wanted = [each for each in files if each.blocks]
         with (
             closing(self._direct.write(wanted, self._after, self._bytes_deadline)) as read,
-            closing(self._copier.write([s for s in slots if s.blocks], self._after)) as copied,
+            closing(copier.write([s for s in slots if s.blocks], self._after)) as copied,
         ):
             for in_files, in_slots in zip(files, slots, strict=True):
                 found = [b""] * (len(in_files.blocks) + len(in_slots.blocks))

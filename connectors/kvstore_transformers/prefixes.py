@@ -33,14 +33,15 @@ from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.save_thread import SavesBehind
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
-from kvstore_transformers.coding import Fidelity, FineParts, Record, namespace_for, open_coding
+from kvstore_transformers.coding import CodedCopier, FineParts, namespace_for
 from kvstore_transformers.compat import check_release, in_generate
-from kvstore_transformers.copying import copier_for
+from kvstore_transformers.copying import Copier, copier_for
 from kvstore_transformers.direct import DirectMode, DirectStorage
 from kvstore_transformers.fingerprint import open_weights
 from kvstore_transformers.generating import AfterPrompt, follows_from_tokens
 from kvstore_transformers.loading import Load, LoadFailed
 from kvstore_transformers.namespace import check_unchanged, find_layout, with_weights
+from kvstore_transformers.opening import Fidelity, Record, open_coding, record_beside
 from kvstore_transformers.pool import HbmPool, HeldPages
 from kvstore_transformers.saving import Job, Saver, saved_of
 
@@ -87,7 +88,7 @@ class Prefixes(SavesBehind):
         tier has straight from its files: "auto", where GPUDirect Storage works (the engine must see
         the files under the daemon's paths, and be allowed to read them); "always", by any means;
         "never". record: how blocks are stored: "l3", in about 0.72 of their bytes and the same bit
-        for bit; "raw", as they are; "auto", l3 where there is native code for the model's memory.
+        for bit; "raw", as they are; "auto", l3 on a CPU with native code for it, else raw.
         fidelity: "exact", or "ep": lossy, a base part of a third of their bytes and a fine part of
         a fifth, which tiers may drop. The first block of a prompt stays exact. daemon_uid: the user
         that runs the daemon, if it is neither this one nor root. allow_untested: run with a version
@@ -101,8 +102,7 @@ class Prefixes(SavesBehind):
         self.model, self._load_deadline_s = model, load_deadline_s
         self.loads_failed, self._pace = 0, PrefillPace()
         self._layout = find_layout(model)
-        # Coded records are not read from files.
-        record = "raw" if record == "auto" and direct_storage == "always" else record
+        record = record_beside(record, direct_storage)
         self._coding = open_coding(self._layout, block_tokens, record, fidelity)
         self._weights = open_weights(model, weights_id)
         self._weights.wait(KNOWN_SOON_S)
@@ -112,10 +112,10 @@ class Prefixes(SavesBehind):
         self._is_known, self._registered = bool(found), False
         sizes = [group.record_nbytes for group in self._namespace.groups]
         self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
-        self._direct = DirectStorage(self._layout.device, max(sizes), direct_storage)
+        self._direct = self._open_direct(max(sizes), direct_storage)
         self._client = Client(target, name="transformers", daemon_uid=daemon_uid)
-        self._copier = copier_for(self._layout.device, max(sizes), self._client.extents)
-        moving = (self._client, self._copier, self._pool, self._coding)
+        self._copier = self._open_copier(max(sizes))
+        moving = (self._client, self._copier, self._pool)
         self._saver = Saver(*moving, wait_s=save_deadline_s, jobs_max=save_queue_jobs)
         self._loads = ThreadPoolExecutor(1, "kvstore-load", self._copier.enter_thread)
 
@@ -123,6 +123,12 @@ class Prefixes(SavesBehind):
         """Wait until the weights are hashed. False: not yet, so nothing is loaded or saved."""
         self._weights.wait(timeout_s)
         return self._ready()
+
+    def wait_reached(self, timeout_s: float) -> bool:
+        """Wait until the GPU reaches the daemon's memory by itself; the first load or save maps it.
+        False: not yet, or it cannot, and the log says why; copies are slower then. True at once on
+        a CPU."""
+        return self._copier.wait_reached(timeout_s)
 
     @property
     def hbm_blocks(self) -> int:
@@ -304,6 +310,17 @@ class Prefixes(SavesBehind):
             self._client.register(self._namespace, now=False)
             self._registered = True
 
+    def _open_direct(self, record_nbytes_max: int, mode: DirectMode) -> DirectStorage:
+        if self._coding is not None and mode == "auto":
+            mode = "never"  # coded records come through the arena
+        return DirectStorage(self._layout.device, record_nbytes_max, mode)
+
+    def _open_copier(self, record_nbytes_max: int) -> Copier | CodedCopier:
+        extents = self._client.extents
+        if self._coding is not None:
+            return self._coding.copier(extents)
+        return copier_for(self._layout.device, record_nbytes_max, extents)
+
     def _open_pool(self, nbytes: int, policy: str) -> HbmPool:
         device = open_device(self._layout.device)
         kept = replace(self._namespace, groups=self._namespace.groups[: len(self._layout.groups)])
@@ -360,7 +377,6 @@ class Prefixes(SavesBehind):
                     grant=grant,
                     deadline=asked_at + grant.deadline_s,
                     bytes_deadline=asked_at + self._load_deadline_s,
-                    coding=self._coding,
                     refined=cache.refined,
                 )
         finally:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvstore import BlockKey, Client, Grant, Group, NamespaceId, Part, Span
 from kvstore.client.save_thread import SaveThread
-from kvstore.model.checksum import copies_in
 from kvstore_transformers.cache import Pages, PrefixCache
-from kvstore_transformers.coding import Coding
+from kvstore_transformers.coding import CodedCopier, Encoded, Sized
 from kvstore_transformers.copying import Copier
 from kvstore_transformers.namespace import LayerGroup
 from kvstore_transformers.pool import HbmPool, HeldPages
@@ -59,21 +58,24 @@ class Job:
     pooled: Sequence[HeldPages] = ()
     refined: bool = False
 
-    @property
-    def piece_blocks(self) -> int:
+    def piece_blocks(self, piece_nbytes: int) -> int:
         """How many blocks to reserve at once."""
         nbytes = sum(group.record_nbytes for group in self.groups)
-        return max(1, min(PIECE_BLOCKS, PIECE_NBYTES // nbytes))
+        return max(1, min(PIECE_BLOCKS, piece_nbytes // nbytes))
 
 
-class Coded(NamedTuple):
-    """Records that are coded, one per block of `spans`. None: a block that is exact has no fine
-    part. sizes: what to reserve for each. uncoded: of the base parts, which come first, whether
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Records that are coded, one per block of `spans`: base parts, then the fine parts of lossy
+    ones. None: a block that is exact has no fine part.
+
+    sizes: what to reserve for each. groups: of layers, of each. uncoded: of the base parts, whether
     each is raw."""
 
     spans: Sequence[Span]
-    records: Sequence[memoryview | None]
+    records: Sequence[Sized | None]
     sizes: Sequence[int]
+    groups: Sequence[int]
     uncoded: Sequence[bool]
 
 
@@ -84,19 +86,20 @@ class Saver(SaveThread[Job]):
     def __init__(
         self,
         client: Client,
-        copier: Copier,
+        copier: Copier | CodedCopier,
         pool: HbmPool | None,
-        coding: Coding | None = None,
         *,
         wait_s: float,
         jobs_max: int,
     ) -> None:
-        """coding: how records are coded; None: they are as the model keeps them.
-        wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
+        """copier: of records as the model keeps them, or of coded ones. wait_s: how long a piece
+        waits for room in the daemon. jobs_max: queued at once."""
         super().__init__(client, jobs_max=jobs_max, enter=copier.enter_thread)
         self._copier = copier
         self._pool = pool
-        self._coding = coding
+        self._piece_nbytes = PIECE_NBYTES
+        if isinstance(copier, CodedCopier):
+            self._piece_nbytes = copier.encoded_nbytes_max
         self._wait_s = wait_s
         self.saved_uncoded_blocks = 0
 
@@ -111,16 +114,17 @@ class Saver(SaveThread[Job]):
             self._open(index, group.pages) if group.begin < len(job.keys) else None
             for index, group in enumerate(job.groups)
         ]
+        step = job.piece_blocks(self._piece_nbytes)
         return all(
-            self._save(job, opened, first, min(first + job.piece_blocks, len(job.keys)))
-            for first in range(job.first, len(job.keys), job.piece_blocks)
+            self._save(job, opened, first, min(first + step, len(job.keys)))
+            for first in range(job.first, len(job.keys), step)
         )
 
     # The thread -----------------------------------------------------------------------------------
 
     def _open(self, group: int, pages: Pages) -> Any:
-        if self._coding is not None:
-            return self._coding.copies(group, pages)
+        if isinstance(self._copier, CodedCopier):
+            return self._copier.open(group, pages)
         return self._copier.open(pages)
 
     def _save(self, job: Job, opened: Sequence[Any], first: int, last: int) -> bool:
@@ -130,7 +134,10 @@ class Saver(SaveThread[Job]):
             for index, group in enumerate(job.groups)
             if group.begin < last
         ]
-        coded = self._encoded(job, opened, first, spans)
+        copier = self._copier
+        coded = None
+        if isinstance(copier, CodedCopier):
+            coded = self._encoded(copier, job, opened, first, spans)
         grant = self._client.reserve(
             job.namespace_id,
             job.keys[first:last],
@@ -146,12 +153,13 @@ class Saver(SaveThread[Job]):
                 self._client.release(grant.lease_id)
         else:
             try:
-                if coded:
-                    checksums = self._copy_coded(coded.records, grant)
+                if isinstance(copier, CodedCopier):
+                    assert coded is not None
+                    checksums = self._copy_coded(copier, opened, coded, grant)
                     kept = zip(grant.slots, coded.uncoded, strict=False)
                     self.saved_uncoded_blocks += sum(raw for slot, raw in kept if slot)
                 else:
-                    checksums = self._copy(job, opened, first, grant)
+                    checksums = self._copy(copier, job, opened, first, grant)
             except BaseException:
                 self._client.release(grant.lease_id)
                 raise
@@ -159,43 +167,53 @@ class Saver(SaveThread[Job]):
         return not grant.refused
 
     def _encoded(
-        self, job: Job, opened: Sequence[Any], first: int, spans: Sequence[Span]
-    ) -> Coded | None:
-        """Return the records of the spans' blocks, and behind them their fine parts if records are
-        lossy. None: records are not coded."""
-        if self._coding is None:
-            return None
-        bases: list[memoryview] = []
-        fines: list[memoryview | None] = []
-        fine_sizes: list[int] = []
-        uncoded: list[bool] = []
+        self,
+        copier: CodedCopier,
+        job: Job,
+        opened: Sequence[Any],
+        first: int,
+        spans: Sequence[Span],
+    ) -> Coded:
+        """Encode the spans' blocks. What is encoded stays until the next call."""
+        coding = copier.coding
+        blocks: list[Encoded] = []
+        groups: list[int] = []
         for part, begin, end in spans:
             at = first - job.groups[part.group].begin
-            exact = [first + block == 0 for block in range(begin, end)]
-            encoded = opened[part.group].encode(range(at + begin, at + end), exact)
-            bases += [each.base for each in encoded]
-            fines += [each.fine for each in encoded]
-            uncoded += [each.uncoded for each in encoded]
-            fine_sizes += [self._coding.fine_nbytes[part.group]] * len(encoded)
-        sizes = [len(base) for base in bases]
-        if not self._coding.lossy:
-            return Coded(spans, bases, sizes, uncoded)
+            exact = [first + block == 0 for block in range(begin, end)] if coding.lossy else ()
+            pages = opened[part.group]
+            blocks += copier.encode(pages, range(at + begin, at + end), exact, job.after)
+            groups += [part.group] * (end - begin)
+        bases, uncoded = [each.base for each in blocks], [each.uncoded for each in blocks]
+        sizes = [base.nbytes for base in bases]
+        if not coding.lossy:
+            return Coded(spans, bases, sizes, groups, uncoded)
         refining = [
             span._replace(part=Part(len(job.groups) + span.part.group, 0)) for span in spans
         ]
-        return Coded([*spans, *refining], [*bases, *fines], sizes + fine_sizes, uncoded)
+        records = [*bases, *(each.fine for each in blocks)]
+        sizes += [coding.fine_nbytes[group] for group in groups]
+        return Coded([*spans, *refining], records, sizes, groups * 2, uncoded)
 
-    def _copy_coded(self, records: Sequence[memoryview | None], grant: Grant) -> list[int]:
+    def _copy_coded(
+        self, copier: CodedCopier, opened: Sequence[Any], coded: Coded, grant: Grant
+    ) -> list[int]:
         """Copy records to their slots; return the checksum of each, 0 where there is none."""
-        pairs = [
-            (record, self._client.view(slot)) if slot and record is not None else None
-            for record, slot in zip(records, grant.slots, strict=True)
-        ]
-        taken = [pair for pair in pairs if pair]
-        sums = iter(copies_in([record for record, _ in taken], [view for _, view in taken]))
-        return [next(sums) if pair else 0 for pair in pairs]
+        checksums = [0] * len(coded.records)
+        for group in dict.fromkeys(coded.groups):
+            taken = {
+                index: (record, self._client.view(slot))
+                for index, (record, slot) in enumerate(zip(coded.records, grant.slots, strict=True))
+                if coded.groups[index] == group and slot and record is not None
+            }
+            found = copier.store(opened[group], list(taken.values()))
+            for index, sum_ in zip(taken, found, strict=True):
+                checksums[index] = sum_
+        return checksums
 
-    def _copy(self, job: Job, opened: Sequence[Any], first: int, grant: Grant) -> list[int]:
+    def _copy(
+        self, copier: Copier, job: Job, opened: Sequence[Any], first: int, grant: Grant
+    ) -> list[int]:
         """Copy pages to their slots; return the checksum of each, 0 where there is none."""
         checksums: list[int] = []
         for span in grant.spans:
@@ -206,6 +224,6 @@ class Saver(SaveThread[Job]):
             ]
             wanted = [(first + span.begin + at - group.begin, v) for at, v in enumerate(views) if v]
             blocks, records = [block for block, _ in wanted], [view for _, view in wanted]
-            sums = iter(self._copier.read(opened[span.part.group], blocks, records, job.after))
+            sums = iter(copier.read(opened[span.part.group], blocks, records, job.after))
             checksums += [0 if view is None else next(sums) for view in views]
         return checksums

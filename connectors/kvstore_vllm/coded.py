@@ -18,6 +18,7 @@ from kvstore_kernels.codec.places import Shape, Unplaced
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.host import HostPages
 from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.packings import Packing
 from kvstore_vllm.pages import Encoded, HostMemory, Sized
 from kvstore_vllm.places import shape_of
 
@@ -45,23 +46,23 @@ class CodedHostMemory(HostMemory):
     def __init__(
         self,
         groups: Sequence[Sequence[torch.Tensor]],
-        isas: Sequence[Sequence[str]],
+        packings: Sequence[Sequence[Packing]],
         *,
         lossy: bool = False,
         shards: int = 1,
     ) -> None:
-        """lossy: by EP, in base and fine parts. shards: how many of `groups`, one after another,
-        are shards of one group of the engine.
+        """packings: of each layer of each group. lossy: by EP, in base and fine parts. shards: how
+        many of `groups`, one after another, are shards of one group of the engine.
 
-        Raise Unplaced where keys and values cannot be told apart in a block.
+        Raise Unplaced where it is not known what lies where in a block.
         """
         super().__init__(groups)
-        self.shapes = [shape_of(layers, each) for layers, each in zip(groups, isas, strict=True)]
+        self.shapes = [shape_of(*each) for each in zip(groups, packings, strict=True)]
         check_gain(self.shapes, lossy=lossy)
         self._form = form_of(self.shapes[::shards], lossy=lossy)
         self._copies = [
             CodedCopies(
-                Coder(shape, memory_of(layers), HostPages(layers), checksum),
+                Coder(shape, Memory.of(layers), HostPages(layers), checksum),
                 checksum,
                 Scratch(),
                 lossy=lossy,
@@ -127,7 +128,7 @@ def form_of(shapes: Sequence[Shape], *, lossy: bool) -> str:
 
 def open_host_memory(
     groups: Sequence[Sequence[torch.Tensor]],
-    isas: Sequence[Sequence[str]],
+    packings: Sequence[Sequence[Packing]],
     record: Record,
     fidelity: Fidelity = "exact",
     *,
@@ -135,8 +136,8 @@ def open_host_memory(
 ) -> HostMemory:
     """Return pages in host memory: coded if that is wanted and possible.
 
-    shards: how many of `groups` are shards of one group of the engine. Raises ConfigError if coding
-    was asked for by name and is not possible.
+    packings: of each layer of each group. shards: how many of `groups` are shards of one group of
+    the engine. Raises ConfigError if coding was asked for by name and is not possible.
     """
     lossy = fidelity == "ep"
     if record == "raw" and not lossy:
@@ -144,7 +145,7 @@ def open_host_memory(
     why = RAW_WANTED if record == "raw" else native.reason()
     if not why:
         try:
-            return CodedHostMemory(groups, isas, lossy=lossy, shards=shards)
+            return CodedHostMemory(groups, packings, lossy=lossy, shards=shards)
         except Unplaced as error:
             why = str(error)
         except Exception as error:  # the engine's own function, called in a way it may not know
@@ -163,8 +164,3 @@ def settle_for_raw(why: str, record: Record, fidelity: Fidelity) -> None:
     if record == "l3":
         raise ConfigError(f'"record": "l3" is not possible here: {why}; use "auto" or "raw"')
     logger.warning("record=raw reason=%r", why)
-
-
-def memory_of(layers: Sequence[torch.Tensor]) -> list[Memory]:
-    """Return where the blocks of each layer (B, ...) are."""
-    return [Memory(layer.data_ptr(), layer.stride(0) * layer.element_size()) for layer in layers]

@@ -13,15 +13,16 @@ from typing import Any, cast
 
 import torch
 
+from kvstore_kernels.codec.coder import Memory
 from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_kernels.codec.device_coder import DeviceCoder
 from kvstore_kernels.codec.device_passes import Staged
 from kvstore_kernels.codec.device_trial import open_coder
 from kvstore_kernels.codec.places import Unplaced
-from kvstore_kernels.coded_lane import DecodingLane, EncodingLane, Load
+from kvstore_kernels.coded_lane import ENCODED_NBYTES_MAX, PIECE_NBYTES, CodedLanes, Load
 from kvstore_kernels.device import Device, open_device
 from kvstore_kernels.packing import open_paged
-from kvstore_kernels.registration import Extents, Registration
+from kvstore_kernels.registration import Extents
 from kvstore_vllm.coded import (
     RAW_WANTED,
     Fidelity,
@@ -29,18 +30,12 @@ from kvstore_vllm.coded import (
     check_gain,
     form_of,
     lossy_sizes,
-    memory_of,
     settle_for_raw,
 )
 from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.packings import Packing
 from kvstore_vllm.pages import CLOSE_WAIT_S, DeviceMemory, DevicePages, Encoded, Sized
 from kvstore_vllm.side_by_side import places_side_by_side, shape_side_by_side
-
-ENCODED_NBYTES_MAX = 32 << 20
-"""How much is encoded at once: staging memory has as much for each group. It is the device's, so
-half of what is encoded on a processor; 16 blocks of 2 MiB are still one reservation."""
-PIECE_NBYTES = 16 << 20
-"""Of the ring that loads go through, which has three."""
 
 OpenCoder = Callable[..., DeviceCoder | None]
 """As `open_coder`."""
@@ -75,11 +70,8 @@ class CodedDeviceMemory(DevicePages):
         lossy = coders[0].lossy
         self._form = form_of(self._shapes[::shards], lossy=lossy)
         self.lossy: Sequence[LossySizes] = lossy_sizes(self._shapes) if lossy else ()
-        self.registration = Registration(device, extents, self._pin_thread)
-        self._out = EncodingLane(device, self.registration)
-        room_nbytes = max(coder.room_nbytes() for coder in coders)
-        self._back = DecodingLane(device, room_nbytes, self.registration, piece_nbytes=piece_nbytes)
-        self.registration.start()
+        lanes = CodedLanes(device, coders, extents, self._pin_thread, piece_nbytes=piece_nbytes)
+        self.registration, self._out, self._back = lanes.registration, lanes.out, lanes.back
 
     @property
     def form(self) -> str:
@@ -129,7 +121,7 @@ class CodedDeviceMemory(DevicePages):
 
 def open_device_memory(
     groups: Sequence[Sequence[torch.Tensor]],
-    backends: Sequence[Sequence[str]],
+    packings: Sequence[Sequence[Packing]],
     extents: Extents,
     record: Record,
     fidelity: Fidelity = "exact",
@@ -140,10 +132,9 @@ def open_device_memory(
 ) -> DeviceMemory | CodedDeviceMemory:
     """Return pages in device memory: coded if that is wanted and possible.
 
-    backends: what each layer's attention is computed by. opened, device: what codes and copies, if
-    not the device of `groups`. shards: how many of `groups` are shards of one group of the engine.
-    Raises ConfigError if coding was asked for by name and is not
-    possible.
+    packings: of each layer of each group. opened, device: what codes and copies, if not the device
+    of `groups`. shards: how many of `groups` are shards of one group of the engine. Raises
+    ConfigError if coding was asked for by name and is not possible.
     """
     lossy = fidelity == "ep"
     if record == "raw" and not lossy:
@@ -151,7 +142,7 @@ def open_device_memory(
     why = RAW_WANTED if record == "raw" else ""
     if not why:
         try:
-            coders = open_coders(groups, backends, opened, lossy=lossy)
+            coders = open_coders(groups, packings, opened, lossy=lossy)
             opened_on = device or open_device(groups[0][0].device)
             return CodedDeviceMemory(coders, opened_on, extents, shards=shards)
         except Unplaced as error:
@@ -164,18 +155,18 @@ def open_device_memory(
 
 def open_coders(
     groups: Sequence[Sequence[torch.Tensor]],
-    backends: Sequence[Sequence[str]],
+    packings: Sequence[Sequence[Packing]],
     opened: OpenCoder,
     *,
     lossy: bool,
 ) -> list[DeviceCoder]:
     """Return the coder of each group. Raises Unplaced, saying why, if one cannot be had."""
-    shapes = [shape_side_by_side(*each) for each in zip(groups, backends, strict=True)]
+    shapes = [shape_side_by_side(*each) for each in zip(groups, packings, strict=True)]
     check_gain(shapes, lossy=lossy)
     paged, coders = open_paged(groups), []
     for index, (shape, layers) in enumerate(zip(shapes, groups, strict=True)):
-        places = places_side_by_side(layers)
-        coder = opened(shape, memory_of(layers), (paged, index), places, lossy=lossy)
+        places = places_side_by_side(layers, packings[index])
+        coder = opened(shape, Memory.of(layers), (paged, index), places, lossy=lossy)
         if coder is None:
             raise Unplaced("the codec's kernels do not work on this device: see codec=off above")
         coders.append(coder)

@@ -41,12 +41,12 @@ from kvstore_vllm.namespace import (
     weights_sources,
 )
 from kvstore_vllm.opening import open_pages
+from kvstore_vllm.packings import backend_of, packings_of
 from kvstore_vllm.pages import Pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
 from kvstore_vllm.shards import Shards, held_shards
-from kvstore_vllm.side_by_side import backend_of, backends_of
 from kvstore_vllm.stages import Stage, groups_of
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
 from kvstore_vllm.tiles import ask_for_tiles
@@ -124,6 +124,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         held = [group for group in self._kv_cache_config.kv_cache_groups if group.layer_names]
         sources = weights_sources(self._vllm_config, self._settings.weights_id)
         shards, writes = self._held_shards()
+        modules = self._vllm_config.compilation_config.static_forward_context
         pages = open_pages(
             [[kv_caches[name] for name in group.layer_names] for group in held],
             self._kv_cache_config.num_blocks,
@@ -132,7 +133,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             fidelity=self._settings.fidelity,
             shards=shards.count,
             agree=all_workers if self._vllm_config.parallel_config.world_size > 1 else bool,
-            **_packing(self._vllm_config, held),
+            packings=packings_of(modules, held) if compat.STANDARD_LAYOUTS else (),
         )
         stages, shards = self._stages(pages, list(kv_caches), shards)
         unnamed = build_namespace(
@@ -340,20 +341,6 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     )
     client.submit(lambda remote: remote.connect())  # in the background; failing is fine
     return client
-
-
-def _packing(vllm_config: Any, groups: Sequence[Any]) -> dict[str, list[list[str]]]:
-    """Return what `open_pages` has to know of how each layer is packed; nothing if it is unknown.
-
-    isas: the CPU instruction set that it is packed for. backends: its attention back end.
-    """
-    if not compat.STANDARD_LAYOUTS:
-        return {}
-    modules = vllm_config.compilation_config.static_forward_context
-    isas = [
-        [getattr(modules.get(name), "isa", "") for name in group.layer_names] for group in groups
-    ]
-    return {"isas": isas, "backends": backends_of(modules, groups)}
 
 
 def _backends(vllm_config: Any, layer_names: Sequence[str]) -> list[str]:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kvstore_kernels.codec.device_trial import AUTO_ON_A_GPU
 from kvstore_kernels.registration import Extents
 from kvstore_vllm.coded import Fidelity, Record, open_host_memory
 from kvstore_vllm.coded_device import open_device_memory
+from kvstore_vllm.packings import Packing
 from kvstore_vllm.pages import Pages, by_block
 from kvstore_vllm.shards import cut_heads
 
 logger = logging.getLogger(__name__)
-
-AUTO_ON_A_GPU: Record = "raw"
-"""The kernels code what the reference codes, but on an H100 a coded prefix came back at three
-quarters of the speed of a raw one: they are for those who ask for them by name, to store more."""
 
 
 def open_pages(
@@ -27,19 +25,17 @@ def open_pages(
     *,
     record: Record = "raw",
     fidelity: Fidelity = "exact",
-    isas: Sequence[Sequence[str]] = (),
-    backends: Sequence[Sequence[str]] = (),
+    packings: Sequence[Sequence[Packing]] = (),
     shards: int = 1,
     agree: Callable[[bool], bool] = bool,
 ) -> Pages:
     """Return the pages of `groups`, lists of layers as vLLM registers them.
 
-    extents: `Client.extents`, so that a GPU reaches the arena by itself. isas: how the CPU back end
-    packs each layer of each group; backends: the name of each layer's attention back end; ""
-    unknown. shards: into how many the heads of a block are cut; each has records of its own, and is
-    a group of its own in the pages. agree: tells the engine's other workers whether this one can
-    code its blocks, and returns whether all can. Where one cannot, and nobody asked for it by name,
-    all store them raw.
+    extents: `Client.extents`, so that a GPU reaches the arena by itself. packings: of each layer of
+    each group; none: they are not known. shards: into how many the heads of a block are cut; each
+    has records of its own, and is a group of its own in the pages. agree: tells the engine's other
+    workers whether this one can code its blocks, and returns whether all can. Where one cannot, and
+    nobody asked for it by name, all store them raw.
     Raises ConfigError if `record` or `fidelity` is not possible, Incompatible for `shards`.
     """
     layers = [
@@ -47,10 +43,8 @@ def open_pages(
         for group in groups
         for cut in cut_heads([by_block(layer, num_blocks) for layer in group], shards)
     ]
-    isas, backends = (
-        [each for each in known or [[""] * len(group) for group in groups] for _ in range(shards)]
-        for known in (isas, backends)
-    )
+    packings = packings or [[Packing()] * len(group) for group in groups]
+    packings = [each for each in packings for _ in range(shards)]
     on_cpu = layers[0][0].device.type == "cpu"
     is_auto = record == "auto" and fidelity == "exact"
     if is_auto and not on_cpu:
@@ -58,8 +52,8 @@ def open_pages(
 
     def open_as(record: Record) -> Pages:
         if on_cpu:
-            return open_host_memory(layers, isas, record, fidelity, shards=shards)
-        return open_device_memory(layers, backends, extents, record, fidelity, shards=shards)
+            return open_host_memory(layers, packings, record, fidelity, shards=shards)
+        return open_device_memory(layers, packings, extents, record, fidelity, shards=shards)
 
     if not is_auto or record == "raw":
         return open_as(record)

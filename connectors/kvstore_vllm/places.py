@@ -1,14 +1,15 @@
-"""Where vLLM's CPU back end puts keys and values inside a block: found out by asking it to.
+"""Where vLLM's CPU back ends put values inside a block: found out by asking them to.
 
-It packs keys for its instruction set, in ways that differ by processor, head size and block size.
-So its own function writes marks (the number of the head, the token and the channel) into a scratch
-block, and where they land is read back. If that is a table of strides, records can be coded.
+They pack keys for the instruction set, in ways that differ by processor, head size and block size.
+So the engine's own function writes marks (the number of the head, the token and the channel) into
+a scratch block, and where they land is read back. If that is a table of strides, records can be
+coded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import torch
 
 from kvstore_kernels.codec.places import Axis, Place, Shape, Unplaced
 from kvstore_kernels.codec.record import DType
+from kvstore_vllm.packings import Packing
 
 DTYPES = {
     torch.bfloat16: DType.BF16,
@@ -26,18 +28,19 @@ _MARKS = 128  # every dtype holds the numbers below it, and one more
 _Ints = npt.NDArray[np.int64]
 
 
-def shape_of(layers: Sequence[torch.Tensor], isas: Sequence[str]) -> Shape:
-    """Return the shape of a record of `layers`, each (B, H, N, 2D) in host memory.
+def shape_of(layers: Sequence[torch.Tensor], packings: Sequence[Packing]) -> Shape:
+    """Return the shape of a record of `layers` in host memory: each (B, H, N, 2D), or (B, 1, N, C)
+    of latent attention.
 
-    isas: how the back end packs each layer. Raises Unplaced, saying why, where it is not known.
+    packings: how the back end packs each layer. Raises Unplaced, saying why, where it is not known.
     """
     dtype = dtype_of(layers)
     known: dict[tuple[Any, ...], list[Place]] = {}
     places = []
-    for layer, isa in zip(layers, isas, strict=True):
-        kind = (isa, layer.shape[1:], layer.stride()[1:])
+    for layer, packing in zip(layers, packings, strict=True):
+        kind = (packing, layer.shape[1:], layer.stride()[1:])
         if kind not in known:
-            known[kind] = _places(layer, isa)
+            known[kind] = _places(layer, packing)
         places.append(known[kind])
     return Shape(places, dtype)
 
@@ -50,45 +53,76 @@ def dtype_of(layers: Sequence[torch.Tensor]) -> DType:
     return dtype
 
 
-def _places(layer: torch.Tensor, isa: str) -> list[Place]:
-    if layer.dim() != 4 or layer.shape[3] % 2 or not isa:
-        raise Unplaced(f"a layer of shape {tuple(layer.shape)} packed as {isa!r}")
-    heads, tokens, channels = layer.shape[1], layer.shape[2], layer.shape[3] // 2
-    index = np.indices((tokens, heads, channels))
-    marks = [part for axis in index for part in (axis % _MARKS, axis // _MARKS)]
-    if max(int(each.max()) for each in marks) > _MARKS:
-        raise Unplaced(f"a block of {tokens} tokens, {heads} heads and {channels} channels")
-    landed = [_written(layer, isa, each) for each in marks]
-    places = []
-    for kind, side in (("K", 0), ("V", 1)):
-        low_high = [where[side] for where in landed]
-        token, head, channel = (
-            low_high[2 * axis] + _MARKS * low_high[2 * axis + 1] for axis in range(3)
-        )
-        places.append(_place(kind, head, token, channel, (heads, tokens, channels)))
-    return places
+def _places(layer: torch.Tensor, packing: Packing) -> list[Place]:
+    sides = _sides(layer, packing)
+    tokens = layer.shape[2]
+    grids = [np.indices((tokens, side.heads, side.channels)) for side in sides]
+    if max(int(grid.max()) for grid in grids) // _MARKS > _MARKS:
+        raise Unplaced(f"a layer of shape {tuple(layer.shape)}")
+    landed = []
+    for axis in range(3):
+        low = _written(layer, packing, [grid[axis] % _MARKS for grid in grids])
+        high = _written(layer, packing, [grid[axis] // _MARKS for grid in grids])
+        landed.append([a + _MARKS * b for a, b in zip(low, high, strict=True)])
+    return [
+        _place(side.kind, head, token, channel, (side.heads, tokens, side.channels))
+        for side, token, head, channel in zip(sides, *landed, strict=True)
+    ]
 
 
-def _written(layer: torch.Tensor, isa: str, marks: _Ints) -> tuple[_Ints, _Ints]:
-    """Return what a block's memory holds after `marks` + 1 were written as keys, and as values.
+class _Side(NamedTuple):
+    """One of the two things that a block keeps of each token."""
 
-    Where the other side was written, or nothing, it holds -1.
+    kind: str
+    heads: int
+    channels: int
+
+
+def _sides(layer: torch.Tensor, packing: Packing) -> list[_Side]:
+    """Return the two sides of a layer: keys and values, or latents and rotary parts."""
+    shape, latent = tuple(layer.shape), packing.latent
+    if latent is not None:
+        if len(shape) != 4 or not latent.rotary:
+            raise Unplaced(
+                f"a layer of shape {shape} with rotary parts of {latent.rotary} channels"
+            )
+        return [_Side(kind, 1, count) for kind, count in latent.sides(shape[1], shape[3])]
+    if len(shape) != 4 or shape[3] % 2 or not packing.isa:
+        raise Unplaced(f"a layer of shape {shape} packed as {packing.isa!r}")
+    return [_Side(kind, shape[1], shape[3] // 2) for kind in "KV"]
+
+
+def _written(layer: torch.Tensor, packing: Packing, marks: Sequence[_Ints]) -> list[_Ints]:
+    """Return what a block's memory holds after marks + 1 were written, by the side they are of.
+
+    marks: of both sides, each (N, H, C). Where the other side was written, or nothing, the memory
+    holds -1.
     """
-    from vllm import _custom_ops as ops
-
-    values = torch.from_numpy(marks + 1).to(layer.dtype)
-    nothing = torch.zeros_like(values)
-    slots = torch.arange(layer.shape[2], dtype=torch.int64)
+    values = [torch.from_numpy(each + 1).to(layer.dtype) for each in marks]
     found = []
-    for key, value in ((values, nothing), (nothing, values)):
+    for side in values:
         block = torch.empty_strided((1, *layer.shape[1:]), layer.stride(), dtype=layer.dtype)
         flat = block.as_strided((block.untyped_storage().nbytes() // block.element_size(),), (1,))
         flat.zero_()
-        heads, tokens = layer.shape[1], layer.shape[2]
-        key_cache, value_cache = block.view(1, heads, 2 * tokens, -1).chunk(2, dim=2)
-        ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)
+        first, second = (each if each is side else torch.zeros_like(each) for each in values)
+        _write(packing, block, first, second)
         found.append(flat.float().numpy().astype(np.int64) - 1)
-    return found[0], found[1]
+    return found
+
+
+def _write(
+    packing: Packing, block: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+) -> None:
+    """Write both sides of all tokens (N, H, C) into a block (1, H, N, ...), as the engine does."""
+    heads, tokens = block.shape[1:3]
+    slots = torch.arange(tokens, dtype=torch.int64)
+    if packing.latent is not None:
+        packing.latent.write(first[:, 0], second, block.squeeze(1), slots)
+        return
+    from vllm import _custom_ops as ops
+
+    key_cache, value_cache = block.view(1, heads, 2 * tokens, -1).chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(first, second, key_cache, value_cache, slots, packing.isa)
 
 
 def _place(

@@ -1,95 +1,86 @@
-"""Where vLLM's back ends on GPUs put keys and values inside a block: side by side.
+"""Where vLLM's back ends on GPUs put the values of a token inside a block: side by side.
 
-From vLLM 0.30 on a layer is (B, H, N, 2D), its axes in any order in memory. The back ends named
-here split the last one in the middle: keys first, then values. Records do not depend on the order
-in memory: their shape is that of a block as it reads, and the places are where it lies.
+From vLLM 0.30 on a layer is (B, H, N, C), its axes in any order in memory. The back ends named
+here split the last one: keys first, then as many values; or, for latent attention, the latent
+first, then the rotary part. Records do not depend on the order in memory: their shape is that of a
+block as it reads, and the places are where it lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from kvstore_kernels.codec.places import Axis, Place, Shape, Unplaced
+from kvstore_vllm.packings import Packing
 from kvstore_vllm.places import dtype_of
 
 BACKENDS = {"FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_ATTN"}
-"""All that were read. Others pack keys and values in ways of their own (MLA), or in more bytes
-than those of the values (scales)."""
+LATENT_BACKENDS = {"CUTLASS_MLA", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"}
+"""All that were read. Others pack values in ways of their own, or in more bytes than those of the
+values (scales, sparse attention)."""
 
 
-def backend_of(module: Any) -> str:
-    """Return the name of a layer's attention back end; "unknown" where there is no module."""
-    return module.get_attn_backend().get_name() if module is not None else "unknown"
-
-
-def backends_of(modules: Mapping[str, Any], groups: Sequence[Any]) -> list[list[str]]:
-    """Return the back end of each layer of each of some groups of vLLM's KV cache configuration.
-
-    modules: the attention modules, by layer. "" for a layer that has anything else than as many
-    keys as values in its blocks, whatever its back end.
-    """
-    return [
-        [
-            backend_of(modules.get(name)) if _is_plain(_spec_of(group, name)) else ""
-            for name in group.layer_names
-        ]
-        for group in groups
-    ]
-
-
-def _spec_of(group: Any, name: str) -> Any:
-    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return group.kv_cache_spec if by_layer is None else by_layer[name]
-
-
-def _is_plain(spec: Any) -> bool:
-    """Say whether a block has keys and values and nothing else: no scales, no latent."""
-    packed = getattr(spec, "state_content_bytes", None)
-    return packed is None and getattr(spec, "head_size_v", -1) == spec.head_size
-
-
-def shape_side_by_side(layers: Sequence[torch.Tensor], backends: Sequence[str]) -> Shape:
+def shape_side_by_side(layers: Sequence[torch.Tensor], packings: Sequence[Packing]) -> Shape:
     """Return the shape of a record of `layers`, as `by_block` returns them.
 
-    backends: what each layer's attention is computed by, "" unknown. Raises Unplaced, saying why,
-    where it is not known that keys and values lie side by side.
+    packings: of each layer. Raises Unplaced, saying why, where it is not known what lies side by
+    side.
     """
-    unknown = sorted(set(backends) - BACKENDS)
+    unknown = sorted({each.backend for each in packings if not _is_known(each)})
     if unknown:
         raise Unplaced(f"where the back ends {unknown} put keys and values is not known")
     dtype = dtype_of(layers)
     places = []
-    for layer in layers:
-        heads, tokens, channels = _counts(layer)
-        row = 2 * channels
-        axes = Axis(heads, tokens * row), Axis(tokens, row), Axis(channels, 1)
-        places.append([Place("K", *axes), Place("V", *axes, first=channels)])
+    for layer, packing in zip(layers, packings, strict=True):
+        heads, tokens, row = _counts(layer)
+        places.append(_split(packing, Axis(heads, tokens * row), Axis(tokens, row), Axis(row, 1)))
     return Shape(places, dtype)
 
 
-def places_side_by_side(layers: Sequence[torch.Tensor]) -> list[list[Place]]:
+def places_side_by_side(
+    layers: Sequence[torch.Tensor], packings: Sequence[Packing]
+) -> list[list[Place]]:
     """Return where the values of a record lie in a block of `layers`."""
     places = []
-    for layer in layers:
-        heads, tokens, channels = _counts(layer)
+    for layer, packing in zip(layers, packings, strict=True):
+        heads, tokens, row = _counts(layer)
         of_block = layer.stride()[1:]
         if layer.dim() == 4:
             by_token = Axis(tokens, of_block[1])
         else:
             by_token = Axis(tokens, of_block[2], run=layer.shape[3], far=of_block[1])
-        axes = Axis(heads, of_block[0]), by_token, Axis(channels, of_block[-1])
-        places.append([Place("K", *axes), Place("V", *axes, first=channels * of_block[-1])])
+        axes = Axis(heads, of_block[0]), by_token, Axis(row, of_block[-1])
+        places.append(_split(packing, *axes))
+    return places
+
+
+def _is_known(packing: Packing) -> bool:
+    return packing.backend in (LATENT_BACKENDS if packing.latent else BACKENDS)
+
+
+def _split(packing: Packing, heads: Axis, tokens: Axis, row: Axis) -> list[Place]:
+    """Return the places of a layer whose rows have all that is kept of a token for a head."""
+    if packing.latent is not None:
+        sides = packing.latent.sides(heads.count, row.count)
+        heads = Axis(1, 0)  # wherever another one would be
+    elif row.count % 2:
+        raise Unplaced(f"rows of {row.count} channels")
+    else:
+        sides = [("K", row.count // 2), ("V", row.count // 2)]
+    places, first = [], 0
+    for kind, channels in sides:
+        places.append(Place(kind, heads, tokens, Axis(channels, row.near), first * row.near))
+        first += channels
     return places
 
 
 def _counts(layer: torch.Tensor) -> tuple[int, int, int]:
-    """Return the heads, tokens and channels of a block's keys, and of its values.
+    """Return the heads, tokens and channels of a block's rows.
 
-    A block is (H, N, 2D); or (H, kernel blocks, n, 2D), whose tokens follow each other.
+    A block is (H, N, C); or (H, kernel blocks, n, C), whose tokens follow each other.
     """
-    if layer.dim() not in (4, 5) or layer.shape[-1] % 2:
+    if layer.dim() not in (4, 5):
         raise Unplaced(f"a layer of shape {tuple(layer.shape)}")
-    return layer.shape[1], layer.shape[2:-1].numel(), layer.shape[-1] // 2
+    return layer.shape[1], layer.shape[2:-1].numel(), layer.shape[-1]

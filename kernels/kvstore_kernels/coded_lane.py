@@ -13,7 +13,7 @@ the device, for others through a pinned buffer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -32,9 +32,16 @@ from kvstore_kernels.codec.device_passes import (
     padded,
 )
 from kvstore_kernels.device import Device, Event, Stream
-from kvstore_kernels.lane import PIECE_NBYTES, PIECES, Staging
-from kvstore_kernels.registration import Place, Registration
+from kvstore_kernels.lane import PIECES, Staging
+from kvstore_kernels.registration import Extents, Place, Registration
 from kvstore_kernels.views import tensor_of
+
+ENCODED_NBYTES_MAX = 32 << 20
+"""How much an engine encodes at once: staging memory has as much for each group of layers. It is
+the device's, so half of what is encoded on a processor; 16 blocks of 2 MiB are still one
+reservation."""
+PIECE_NBYTES = 16 << 20
+"""Of the ring that loads go through, which has three."""
 
 
 def _staging(device: Device, nbytes: int) -> Staging:
@@ -294,3 +301,39 @@ class DecodingLane:
         for load, each in zip(round_.loads, decoding.found(), strict=True):
             unused = load.fine is not None and each.refined is None
             yield each._replace(refined=False) if unused else each
+
+
+class CodedLanes:
+    """Both directions between one device and the arena, and what of it the device reaches.
+
+    They take device memory for what is encoded at once, of each group of layers that was saved
+    (1.25 times as much if records are lossy), for L3's escapes meanwhile, and for three pieces of a
+    ring.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        coders: Sequence[DeviceCoder],
+        extents: Extents,
+        on_thread: Callable[[], object],
+        *,
+        piece_nbytes: int = PIECE_NBYTES,
+    ) -> None:
+        """coders: of each group of layers. extents, on_thread: as `Registration` takes them; its
+        thread starts here."""
+        self.device = device
+        self.registration = Registration(device, extents, on_thread)
+        self.out = EncodingLane(device, self.registration)
+        room_nbytes = max(coder.room_nbytes() for coder in coders)
+        self.back = DecodingLane(device, room_nbytes, self.registration, piece_nbytes=piece_nbytes)
+        self.registration.start()
+
+    @property
+    def bounced_nbytes(self) -> int:
+        """What took the slower path, both ways."""
+        return self.out.bounced_nbytes + self.back.bounced_nbytes
+
+    def close(self, wait_s: float) -> None:
+        """Let go of the arena, when copies under way have ended."""
+        self.registration.close(wait_s)

@@ -30,6 +30,7 @@ from kvstore_kernels.views import tensor_of
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+POLL_S = 0.01
 TRIES_MAX = 10
 PAUSE_S_MAX = 60.0
 """Between attempts at one extent while graphs are captured; pauses double from LOOK_S on."""
@@ -102,6 +103,23 @@ class Registration:
     def registered_nbytes(self) -> int:
         with self._changed:
             return sum(region.end - region.begin for region in self._regions)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until extents are there, and every one of them is registered. False: not yet, or one
+        cannot be, and `failure` says why."""
+        deadline = time.monotonic() + timeout_s
+        while not self._reaches_all():
+            if self.failure or time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _reaches_all(self) -> bool:
+        """Whether the extents that are there, and not those of a daemon before, are registered."""
+        there = list(self._extents().values())
+        with self._changed:
+            views = [region.view for region in self._regions]
+        return bool(there) and all(any(view is each for each in views) for view in there)
 
     @contextmanager
     def held(self, records: Sequence[Tensor]) -> Iterator[list[Place | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Sequence
 
@@ -25,17 +24,12 @@ from kvstore_kernels.coded_lane import DecodingLane, EncodingLane, Load  # noqa:
 from kvstore_kernels.device import open_device  # noqa: E402
 from kvstore_kernels.packing import PagedKV  # noqa: E402
 from kvstore_kernels.registration import Registration  # noqa: E402
-from tests.kernels.codec.device import compile_codec, device_coder  # noqa: E402
+from tests.kernels.codec.device import device_coder  # noqa: E402
 from tests.kernels.codec.memory import Pages, made_up, pages, place  # noqa: E402
 from tests.kernels.late_device import LateDevice  # noqa: E402
 
 BLOCKS = 6
 RAW = 4  # this block is not made smaller by anything
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_codec(tmp_path_factory.mktemp("lane"))
 
 
 def filled() -> Pages:
@@ -100,11 +94,11 @@ def loads_of(made, views, blocks) -> list[Load]:
     reached=st.sampled_from(["all", "none", "half"]),
 )
 def test_records_travel_out_and_back(
-    *, library, seed, blocks, lossy, pieces, piece_nbytes, reached
+    *, codec_library, seed, blocks, lossy, pieces, piece_nbytes, reached
 ) -> None:
     device, page = LateDevice(seed), filled()
     slots = Slots(device, reached)
-    coder = device_coder(page, library, lossy=lossy)
+    coder = device_coder(page, codec_library, lossy=lossy)
     exact = [lossy and block == 0 for block in blocks] if lossy else []
     host = CodedCopies(page.coder(), checksum, Scratch(), lossy=lossy)
     right = [(bytes(e.base), bytes(e.fine or b"")) for e in host.encode(blocks, exact)]
@@ -147,10 +141,10 @@ def test_records_travel_out_and_back(
         assert (out.bounced_nbytes == lane.bounced_nbytes == 0) == (reached == "all")
 
 
-def test_bad_records_are_told_and_the_others_are_decoded(library) -> None:
+def test_bad_records_are_told_and_the_others_are_decoded(codec_library) -> None:
     device, page = LateDevice(5), filled()
     slots, blocks = Slots(device, "half"), list(range(BLOCKS))
-    coder = device_coder(page, library, lossy=True)
+    coder = device_coder(page, codec_library, lossy=True)
     out = EncodingLane(device, slots.registration)
     made = out.encode(0, coder, blocks, device.mark())
     assert Header.parse(bytes(coder_bytes(out, made[RAW]))).form is Form.RAW
@@ -179,9 +173,9 @@ def coder_bytes(lane: EncodingLane, made: OnDevice) -> bytes:
     return bytes(lane._memory[0].staged[begin : begin + nbytes].numpy())
 
 
-def test_records_stay_until_their_groups_next_call(library) -> None:
+def test_records_stay_until_their_groups_next_call(codec_library) -> None:
     device, page = LateDevice(2), filled()
-    coder = device_coder(page, library)
+    coder = device_coder(page, codec_library)
     lane = EncodingLane(device)
     first, other = (lane.encode(group, coder, [group], device.mark()) for group in (0, 1))
     for group, made in ((0, first), (1, other)):
@@ -194,9 +188,9 @@ def test_records_stay_until_their_groups_next_call(library) -> None:
         lane.copy_out(1, [(other[0].base, memoryview(bytearray(8)))])
 
 
-def test_blocks_that_there_are_not_are_refused_before_anything_is_done(library) -> None:
+def test_blocks_that_there_are_not_are_refused_before_anything_is_done(codec_library) -> None:
     device, page = LateDevice(0), filled()
-    coder = device_coder(page, library)
+    coder = device_coder(page, codec_library)
     before = [layer.copy() for layer in page.memory]
     with pytest.raises(ValueError, match="block id 12"):
         EncodingLane(device).encode(0, coder, [0, 12], device.mark())

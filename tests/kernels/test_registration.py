@@ -341,3 +341,31 @@ def test_on_a_gpu_read_only_memory_is_registered_or_the_reason_is_given(capsys):
             for old, new in zip(kv[group], empty[group], strict=True):
                 assert same_bytes(old[block], new[block])
         assert bool(lane.bounced_nbytes) == bool(registered.failure)
+
+
+def test_one_may_wait_until_all_extents_are_registered():
+    extents = {1: extent()}
+    with registering(LateDevice(0), extents) as registered:
+        assert registered.wait(10)
+        extents[2] = extent()
+        assert registered.wait(10)
+        assert registered.registered_nbytes == 2 * NBYTES
+        extents.clear()
+        assert not registered.wait(0.05)  # nothing is mapped any more
+    with registering(LateDevice(0, registers=False), {1: extent()}) as registered:
+        asked_at = time.monotonic()
+        assert not registered.wait(60)
+        assert time.monotonic() - asked_at < 30
+        assert "locked memory" in registered.failure
+    waiting = Registration(LateDevice(0), lambda: {1: extent()}, lambda: None)  # never started
+    assert not waiting.wait(0.05)
+
+
+def test_extents_of_a_daemon_before_do_not_count(monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 60)  # it looks once
+    extents = {1: extent()}
+    with registering(LateDevice(0), extents) as registered:
+        assert registered.wait(10)
+        extents[1] = extent()
+        assert registered.registered_nbytes == NBYTES
+        assert not registered.wait(0.05)

@@ -79,7 +79,13 @@ GPU_MEANINGS = {
     "l3_restore_gb_s": "the same back",
     "ttft_32k_dram_vs_cold": "time to first token of 32k tokens, from DRAM / without kvstore",
     "ttft_32k_nvme_vs_cold": "the same from files, after SIGKILL of the daemon",
+    "ttft_32k_dram_l3_vs_raw": "from DRAM, of records coded exactly / of raw ones",
+    "ttft_32k_nvme_l3_vs_raw": "the same from files",
+    "ttft_32k_dram_ep_vs_raw": "from DRAM, of lossy records / of raw ones",
+    "ttft_32k_nvme_ep_vs_raw": "the same from files, which keep base parts alone",
 }
+
+_PEER_FIELDS = ("ratio", "encode_gb_s", "decode_gb_s")
 
 TENANT_MEANINGS = {
     "hit_ratio_vs_alone": "hits of the quiet tenant, beside it alone",
@@ -276,8 +282,20 @@ def print_resumed(result: Mapping[str, Any]) -> None:
 
 
 def print_gpu(result: Mapping[str, Any]) -> None:
-    """Print the ratios."""
-    _print(_ratios(result["device"], GPU_MEANINGS, result))
+    """Print the ratios, and nvCOMP's ANS beside L3 where it is installed."""
+    tables = [_ratios(result["device"], GPU_MEANINGS, result)]
+    if ans := result.get("nvcomp_ans"):
+        columns = ("", "times smaller", "encode GB/s", "decode GB/s")
+        figures = {f"nvCOMP ANS, {ans['data_type']}": (*map(ans.get, _PEER_FIELDS),)}
+        if result["coding"]:
+            speeds = (1e3 * result[field] for field in ("l3_encode_tb_s", "l3_decode_tb_s"))
+            figures["L3"] = (result["l3_ratio"], *speeds)
+        rows = [
+            (name, f"{ratio:.2f}", *(f"{speed:.0f}" for speed in speeds))
+            for name, (ratio, *speeds) in figures.items()
+        ]
+        tables.append(table_of("Exact, on the same tensors", columns, rows))
+    _print(*tables)
 
 
 def print_object_tier(result: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,12 +33,8 @@ def registered(client: Client, device: Device) -> Iterator[Registration]:
     """Wait until the device reaches the arena, or cannot."""
     registration = Registration(device, client.extents, lambda: None)
     registration.start()
-    deadline = time.monotonic() + REGISTER_WAIT_S
-    wanted = sum(map(len, client.extents().values()))
-    while registration.registered_nbytes < wanted and not registration.failure:
-        if time.monotonic() > deadline:
-            raise Unavailable(f"the arena was not registered in {REGISTER_WAIT_S:.0f} s")
-        time.sleep(0.01)
+    if not registration.wait(REGISTER_WAIT_S) and not registration.failure:
+        raise Unavailable(f"the arena was not registered in {REGISTER_WAIT_S:.0f} s")
     try:
         yield registration
     finally:

@@ -14,6 +14,7 @@ import torch
 
 from kvstore import Unavailable
 from kvstore_bench.gpu.clock import alternated, device_seconds, host_seconds
+from kvstore_bench.gpu.nvcomp import measure_nvcomp_ans
 from kvstore_kernels.codec.coder import Memory
 from kvstore_kernels.codec.device_coder import DeviceCoder
 from kvstore_kernels.codec.device_passes import Arrived, OnDevice
@@ -36,10 +37,12 @@ def measure_coding(
     """Return the speed of encoding and decoding `plan.batch` blocks, in TB/s of raw bytes.
 
     layers: (B, H, N, 2C), keys and values side by side; what they hold is overwritten. None for
-    each where the kernels are not to be had; the log says why.
+    each where the kernels are not to be had; the log says why. `nvcomp_ans`: what nvCOMP makes of
+    the same values, None where it is not installed.
     """
     fill(layers, plan.head_size)
     result: dict[str, Any] = dict.fromkeys(FIELDS)
+    result["nvcomp_ans"] = measure_nvcomp_ans(layers, plan.batch, plan.rounds)
     for form, lossy in (("l3", False), ("ep", True)):
         coder = coder_of(plan, layers, opened, lossy=lossy)
         if coder is None:
@@ -88,7 +91,7 @@ def coder_of(
 ) -> DeviceCoder | None:
     """Return what `opened` gives for layers (B, H, N, 2C), keys and values side by side."""
     shape = Shape([_places(layer, plan.head_size) for layer in layers], DType.BF16)
-    memory = [Memory(layer.data_ptr(), layer.stride(0) * layer.element_size()) for layer in layers]
+    memory = Memory.of(layers)
     return opened(shape, memory, (open_paged([list(layers)]), 0), lossy=lossy)
 
 

@@ -9,6 +9,7 @@ Prefix: 32k tokens of it saved to the daemon and restored, calls and checksums i
 are, and coded on the device (L3).
 Files: read into GPU memory by the way the machine has, beside host memory.
 Resume: time to first token of a 32k-token prompt with the transformers connector.
+Records: the same from DRAM and from files, of prompts stored coded, beside prompts stored raw.
 
 Both sides of a ratio alternate in one run; medians.
 """
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from kvstore_bench.gpu.arena import Slots, arena, registered
 from kvstore_bench.gpu.clock import alternated, device_seconds, host_seconds
 from kvstore_bench.gpu.coding import Open, coder_of, fill, measure_coding
 from kvstore_bench.gpu.prefix import CodedPrefix, Prefix, RawPrefix
+from kvstore_bench.gpu.records import measure_records
 from kvstore_bench.transformers.resumed import ResumePlan
 from kvstore_bench.transformers.resumed import run as run_resumed
 from kvstore_kernels.codec.device_trial import open_coder
@@ -69,6 +71,13 @@ class GpuPlan:
         hbm_bytes=16 << 30,
         exact=False,
     )
+    records: ResumePlan = ResumePlan(  # noqa: RUF009 - frozen
+        prompt_tokens=32_000,
+        rounds=3,
+        dram_bytes=24 << 30,
+        file_bytes=64 << 30,
+        exact=False,
+    )
 
     @property
     def record_nbytes(self) -> int:
@@ -93,13 +102,15 @@ def run(
 
     only: what of `GPU_STAGES`. say: is told the figures of each when it is over.
     """
+    llama = cache(partial(_llama_8b, device))
     stages: dict[str, Callable[[], dict[str, Any]]] = {
         "kernels": lambda: measure_kernels(plan, device),
         "coding": lambda: measure_coding(plan, _layers(plan, "LBHNC", device)),
         "copies": lambda: measure_copies(plan, device),
         "prefix": lambda: measure_prefix(plan, device),
         "files": lambda: measure_files(plan, device, directory),
-        "resumed": lambda: _measure_resumed(plan, device, directory, say),
+        "resumed": lambda: _measure_resumed(llama(), plan, directory, say),
+        "records": lambda: measure_records(llama(), plan.records, directory, say),
     }
     result: dict[str, Any] = {}
     for stage in GPU_STAGES:
@@ -116,18 +127,16 @@ def run(
         result |= found
     return {
         **result,
-        "device": torch.cuda.get_device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "torch": str(torch.__version__),
         "plan": asdict(plan),
     }
 
 
-def _measure_resumed(
-    plan: GpuPlan, device: torch.device, directory: Path, say: Say
-) -> dict[str, Any]:
+def _measure_resumed(model: Any, plan: GpuPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Return the time to first token of a prompt that was computed before, as shares of a cold
     one's."""
-    resumed = run_resumed(_llama_8b(device), plan.resume, directory, say)
+    resumed = run_resumed(model, plan.resume, directory, say)
     return {
         "ttft_32k_hbm_vs_cold": resumed["ttft_hbm_vs_cold"],
         "ttft_32k_dram_vs_cold": resumed["ttft_dram_vs_cold"],
@@ -312,4 +321,5 @@ def small(plan: GpuPlan) -> GpuPlan:
         prefix_blocks=6,
         file_nbytes=1 << 20,
         resume=resume,
+        records=replace(resume, hbm_bytes=0),
     )

@@ -9,7 +9,7 @@ import torch
 from kvstore import Client, CorruptBlock, Grant
 from kvstore_bench.gpu.arena import Slots
 from kvstore_kernels.codec.device_coder import DeviceCoder
-from kvstore_kernels.coded_lane import DecodingLane, EncodingLane, Load
+from kvstore_kernels.coded_lane import ENCODED_NBYTES_MAX, DecodingLane, EncodingLane, Load
 from kvstore_kernels.device import Device
 from kvstore_kernels.lane import Lane, Transfer
 from kvstore_kernels.packing import checksum_of_leaves, open_paged
@@ -17,8 +17,6 @@ from kvstore_kernels.registration import Registration
 
 if TYPE_CHECKING:
     from kvstore_bench.gpu.gpu import GpuPlan
-
-ENCODED_NBYTES = 32 << 20  # at once, as the worker of vLLM
 
 
 class Prefix(Protocol):
@@ -74,7 +72,7 @@ class CodedPrefix:
         self._device, self._coder = device, coder
         self._slots = Slots(client, plan, "coded prefix", plan.prefix_blocks, varies=True)
         self._blocks = list(range(plan.prefix_blocks))
-        self._step = max(1, ENCODED_NBYTES // plan.record_nbytes)
+        self._step = max(1, ENCODED_NBYTES_MAX // plan.record_nbytes)
         self._out = EncodingLane(device, registration)
         self._back = DecodingLane(device, coder.room_nbytes(), registration)
 

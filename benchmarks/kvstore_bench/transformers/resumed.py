@@ -99,17 +99,7 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
     differ that should not.
     """
     seconds: dict[str, list[float]] = {source: [] for source in _sources(plan)}
-    with (
-        tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
-        Daemon(
-            f"file.path={Path(scratch) / 'file'}",
-            f"file.capacity={plan.file_bytes}",
-            "file.segment=256MiB",
-            f"dram.capacity={plan.dram_bytes}",
-            f"dram.extent={max(EXTENT_NBYTES, plan.dram_bytes // 16)}",
-        ) as daemon,
-    ):
-        daemon.start()
+    with daemon_of(plan, directory) as daemon:
         _round(model, plan, daemon, -1, lambda text: say(f"warming up, {text}"))
         for number in range(plan.rounds):
             here = partial(_say_in_round, say, number, plan)
@@ -129,6 +119,22 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
     }
 
 
+@contextmanager
+def daemon_of(plan: ResumePlan, directory: Path) -> Iterator[Daemon]:
+    """A daemon of our own with files in a scratch folder of `directory`, removed again."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
+        Daemon(
+            f"file.path={Path(scratch) / 'file'}",
+            f"file.capacity={plan.file_bytes}",
+            "file.segment=256MiB",
+            f"dram.capacity={plan.dram_bytes}",
+            f"dram.extent={max(EXTENT_NBYTES, plan.dram_bytes // 16)}",
+        ) as daemon,
+    ):
+        yield daemon.start()
+
+
 def asks(plan: ResumePlan) -> int:
     """Return how many prompts a run generates from, the round that warms up included."""
     return len(_sources(plan)) * (plan.rounds + 1)
@@ -144,16 +150,12 @@ def _sources(plan: ResumePlan) -> list[str]:
 
 def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int, say: Say) -> dict[str, float]:
     """Return the seconds to the first token by where the prefix came from."""
-    import torch
-
-    generator = torch.Generator().manual_seed(plan.seed + number)
-    top = model.config.vocab_size
-    ids = torch.randint(3, top, (1, plan.prompt_tokens), generator=generator).to(model.device)
+    ids = prompt_of(model, plan, number)
     answers = []
     seconds = {}
 
     def ask(name: str, generate: Callable[..., Any]) -> None:
-        seconds[name], answer = _first_token_s(generate, ids, plan.new_tokens)
+        seconds[name], answer = first_token_s(generate, ids, plan.new_tokens)
         answers.append(answer)
         say(f"{SOURCES[name]}: {seconds[name]:.2f} s")
 
@@ -163,22 +165,31 @@ def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int, say: Say) 
         if not prefixes.flush(WAIT_S):
             raise Unavailable("what was saved is not durable after two minutes")
         ask("dram", prefixes.generate)
-        _check_hit(prefixes, ids, plan)
+        check_hit(prefixes, ids, plan)
     daemon.kill()
     daemon.start()
     with _opened(model, plan, daemon, ids) as prefixes:
         ask("file", prefixes.generate)
-        _check_hit(prefixes, ids, plan)
+        check_hit(prefixes, ids, plan)
     if plan.hbm_bytes:
         with _opened(model, plan, daemon, ids, plan.hbm_bytes) as prefixes:
             prefixes.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
             if not prefixes.flush(WAIT_S) or not prefixes.hbm_blocks:
                 raise Unavailable("nothing was kept in the pool: raise hbm_bytes")
             ask("hbm", prefixes.generate)
-            _check_hit(prefixes, ids, plan)
+            check_hit(prefixes, ids, plan)
     if plan.exact and any(answer != answers[0] for answer in answers):
         raise InvalidRequest("a resumed answer differs from the one computed without kvstore")
     return seconds
+
+
+def prompt_of(model: Any, plan: ResumePlan, number: int) -> Any:
+    """Return the token ids (1, n) of one of many prompts."""
+    import torch
+
+    generator = torch.Generator().manual_seed(plan.seed + number)
+    top = model.config.vocab_size
+    return torch.randint(3, top, (1, plan.prompt_tokens), generator=generator).to(model.device)
 
 
 @contextmanager
@@ -199,7 +210,8 @@ def _opened(
         yield prefixes
 
 
-def _check_hit(prefixes: Any, ids: Any, plan: ResumePlan) -> None:
+def check_hit(prefixes: Any, ids: Any, plan: ResumePlan) -> None:
+    """Raise Unavailable unless all blocks of a prompt come back."""
     wanted, until = (plan.prompt_tokens - 1) // plan.block_tokens, time.monotonic() + COMING_S
     while (blocks := prefixes.load(ids).restored_blocks) < wanted and time.monotonic() < until:
         time.sleep(0.05)  # a load that computing has overtaken still comes
@@ -207,7 +219,7 @@ def _check_hit(prefixes: Any, ids: Any, plan: ResumePlan) -> None:
         raise Unavailable(f"only {blocks} blocks came back: raise --dram-mib")
 
 
-def _first_token_s(
+def first_token_s(
     generate: Callable[..., Any], ids: Any, new_tokens: int
 ) -> tuple[float, list[int]]:
     """Return the seconds from the call to its first token, and the tokens."""

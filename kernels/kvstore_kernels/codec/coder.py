@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,11 @@ class Memory(NamedTuple):
 
     address: int
     stride: int
+
+    @classmethod
+    def of(cls, layers: Sequence[Any]) -> list[Memory]:
+        """Return where the blocks of each layer are: a tensor (B, ...), which the caller keeps."""
+        return [cls(each.data_ptr(), each.stride(0) * each.element_size()) for each in layers]
 
 
 class Encoded(NamedTuple):

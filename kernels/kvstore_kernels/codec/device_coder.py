@@ -10,6 +10,7 @@ Everything is put on torch's current stream. Nothing waits but `left` and `finis
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,7 +21,14 @@ from torch import Tensor
 
 from kvstore_kernels.codec.coder import BASE_PLANES, OF_SHAPE, Memory
 from kvstore_kernels.codec.device_passes import Arrived, Batch, Decoding, Encoding, padded
-from kvstore_kernels.codec.device_tables import ITEMS, RESULT, Table, Tables
+from kvstore_kernels.codec.device_tables import (
+    ITEMS,
+    OF_MEMORY,
+    OF_RECORDS,
+    RESULT,
+    Table,
+    Tables,
+)
 from kvstore_kernels.codec.places import Place, Shape, tiles_of
 from kvstore_kernels.codec.record import HEADER_NBYTES, Form
 from kvstore_kernels.layout import LEAF_NBYTES
@@ -74,14 +82,7 @@ class DeviceCoder:
         """pages: and which of its groups.
 
         Raise ValueError for pages of another size, and whatever `open_launcher` raises."""
-        paged, group = pages
-        if paged.record_nbytes[group] != shape.raw_nbytes:
-            raise ValueError(
-                f"a block has {paged.record_nbytes[group]:,} bytes, its places {shape.raw_nbytes:,}"
-            )
-        tiles = tiles_of(places, shape.dtype) if places else shape.tiles
-        if not np.array_equal(tiles[OF_SHAPE], shape.tiles[OF_SHAPE]):
-            raise ValueError("these places have other heads, tokens or channels than the shape")
+        tiles = _tiles_of(shape, pages, places)
         tables = Tables(shape, tiles, layers, base_planes, lossy=lossy)
         self.shape = shape
         self.lossy = lossy
@@ -89,15 +90,12 @@ class DeviceCoder:
         """The most a base part has: raw behind a header."""
         self.fine_nbytes = int(tables.plan["fine_nbytes"])
         self._values = shape.raw_nbytes // shape.dtype.nbytes
-        self._paged = paged
-        self._group = group
         self.width = tables.width
         """Which of the kernels for EP's values it uses."""
         item = ITEMS[shape.dtype]
-        self._launcher = open_launcher(paged.device, item, tables.width)
-        self._kept: list[Tensor] = []
-        self._plan = self._keep(tables.placed(lambda table: self._keep(table).data_ptr()))
-        self._headers = self._keep(tables.headers)
+        self._launcher = open_launcher(pages[0].device, item, tables.width)
+        self._kept = {name: self._launcher.keep(getattr(tables, name)) for name in OF_RECORDS}
+        self._use(tables, pages)
         self._item, self._both = str(item), f"{item}_{tables.width}"
         groups, parts = len(tables.groups), len(tables.parts)
         leaves = -(-self.record_nbytes // LEAF_NBYTES)
@@ -113,6 +111,30 @@ class DeviceCoder:
             "fine_sums": fine_leaves,
             "record_sums": 2 * max(leaves, fine_leaves),
         }
+
+    def moved(
+        self,
+        layers: Sequence[Memory],
+        pages: tuple[PagedKV, int],
+        places: Sequence[Sequence[Place]] = (),
+    ) -> DeviceCoder:
+        """Return a coder of the same records whose values lie elsewhere on this device.
+
+        It costs three small copies to the device: what follows from the shape is shared. Raises
+        ValueError for pages and places that do not fit the shape.
+        """
+        other = copy.copy(self)
+        other._use(self._tables.moved(_tiles_of(self.shape, pages, places), layers), pages)
+        return other
+
+    def _use(self, tables: Tables, pages: tuple[PagedKV, int]) -> None:
+        """Have the kernels find values where `tables` says."""
+        self._tables = tables
+        self._paged, self._group = pages
+        where = {name: self._launcher.keep(getattr(tables, name)) for name in OF_MEMORY}
+        self._kept = {**self._kept, **where}
+        addresses = {name: table.data_ptr() for name, table in self._kept.items()}
+        self._plan = self._launcher.keep(tables.placed(addresses))
 
     def room_nbytes(self) -> int:
         """Return how much staging memory `encode` wants for each block."""
@@ -183,7 +205,8 @@ class DeviceCoder:
 
     def gather_raw(self, blocks: Sequence[int], staged: Tensor, begins: Sequence[int]) -> None:
         """Write raw records."""
-        header = self._headers[Form.RAW * HEADER_NBYTES : (Form.RAW + 1) * HEADER_NBYTES].clone()
+        first = Form.RAW * HEADER_NBYTES
+        header = self._kept["headers"][first : first + HEADER_NBYTES].clone()
         nbytes = np.array([self.record_nbytes], "<u4").view(np.uint8)
         header[36:40] = self._launcher.place(nbytes)
         for begin in begins:
@@ -196,10 +219,20 @@ class DeviceCoder:
         batch = [(self._group, block) for block in blocks]
         self._paged.scatter(staged, batch, [begin + HEADER_NBYTES for begin in begins])
 
-    def _keep(self, table: npt.NDArray[np.generic]) -> Tensor:
-        placed = self._launcher.keep(table)
-        self._kept.append(placed)
-        return placed
+
+def _tiles_of(shape: Shape, pages: tuple[PagedKV, int], places: Sequence[Sequence[Place]]) -> Table:
+    """Return the tiles of a shape where `places` say, by default where itself does.
+
+    Raises ValueError for pages and places of another shape."""
+    paged, group = pages
+    if paged.record_nbytes[group] != shape.raw_nbytes:
+        raise ValueError(
+            f"a block has {paged.record_nbytes[group]:,} bytes, its places {shape.raw_nbytes:,}"
+        )
+    tiles = tiles_of(places, shape.dtype) if places else shape.tiles
+    if not np.array_equal(tiles[OF_SHAPE], shape.tiles[OF_SHAPE]):
+        raise ValueError("these places have other heads, tokens or channels than the shape")
+    return tiles
 
 
 def _even(count: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -46,6 +47,12 @@ RESULT = np.dtype(
 )
 
 
+OF_RECORDS = ("groups", "parts", "signs", "headers")
+"""Tables that follow from the shape of records."""
+OF_MEMORY = ("layers", "tiles")
+"""Tables that say where values lie."""
+
+
 class Tables:
     """Everything that kernels know of the records of one shape, before it is on a device.
 
@@ -62,8 +69,6 @@ class Tables:
         lossy: bool,
     ) -> None:
         fine = (8 - planes[0], 8 - planes[1])
-        self.layers = np.array(layers, LAYER)
-        self.tiles = tiles
         self.groups = _groups(shape)
         self.parts = _parts(shape, planes, fine)
         signs = 1 - 2 * (splitmix64(CHANNELS_MAX) & np.uint64(1)).astype(np.int64)
@@ -79,14 +84,27 @@ class Tables:
         self.plan["fine_nbytes"] = shape.ep_nbytes(fine, base=False)
         self.plan["step"] = step_nbytes(shape)
         self.plan["group_count"], self.plan["part_count"] = len(self.groups), len(self.parts)
-        self.plan["pairs"] = _in_pairs(tiles, self.layers, shape.dtype.nbytes)
         self.plan["planes"] = (*planes, *fine)
+        self._item = shape.dtype.nbytes
+        self._lie(tiles, layers)
 
-    def placed(self, place: Callable[[npt.NDArray[np.generic]], int]) -> Table:
-        """Return the plan with the addresses that `place` returns for the other tables."""
+    def moved(self, tiles: Table, layers: Sequence[Memory]) -> Tables:
+        """Return the tables of the same records in other memory."""
+        other = copy.copy(self)
+        other.plan = self.plan.copy()
+        other._lie(tiles, layers)
+        return other
+
+    def _lie(self, tiles: Table, layers: Sequence[Memory]) -> None:
+        self.layers = np.array(layers, LAYER)
+        self.tiles = tiles
+        self.plan["pairs"] = _in_pairs(tiles, self.layers, self._item)
+
+    def placed(self, addresses: Mapping[str, int]) -> Table:
+        """Return the plan. addresses: where the other tables are, by name."""
         plan = self.plan.copy()
-        for name in ("layers", "tiles", "groups", "parts", "signs", "headers"):
-            plan[name] = place(getattr(self, name))
+        for name in (*OF_RECORDS, *OF_MEMORY):
+            plan[name] = addresses[name]
         return plan.reshape(1)
 
 

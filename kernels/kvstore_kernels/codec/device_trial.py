@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ from kvstore_kernels.packing import PagedKV
 
 logger = logging.getLogger(__name__)
 
+AUTO_ON_A_GPU: Literal["auto", "raw"] = "raw"
+"""What `record="auto"` is there. The kernels code what the reference codes, but on an H100 a coded
+prefix came back at three quarters of the speed of a raw one: they are for those who ask for them by
+name, to store more."""
 _HEADS, _TOKENS = 2, 16
 _LARGEST = 900.0  # rotated over 1024 channels, it is 28,800: a lossy record takes all of it
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -16,9 +15,7 @@ from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
 from kvstore_transformers import Prefixes  # noqa: E402
-from kvstore_transformers.coding import open_coding  # noqa: E402
 from kvstore_transformers.compat import in_forward  # noqa: E402
-from kvstore_transformers.namespace import find_layout  # noqa: E402
 from tests.connectors.transformers.test_coded import DTYPES, ids, make  # noqa: E402
 from tests.connectors.transformers.test_connector import (  # noqa: E402
     make_model,
@@ -388,9 +385,6 @@ def test_options_that_do_not_go_with_ep_are_refused(daemon, options, told) -> No
 def test_ep_is_refused_where_it_is_not_possible(daemon, monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"neither bfloat16.*use fidelity='exact'"):
         opened(make(torch.float64), daemon)
-    on_gpu = replace(find_layout(make(torch.bfloat16)), device=torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"on a GPU.*use fidelity='exact'"):
-        open_coding(on_gpu, BLOCK, "auto", "ep")
     monkeypatch.setattr(native, "_loaded", lambda: (None, "there is no library"))
     with pytest.raises(ConfigError, match=r"there is no library.*use fidelity='exact'"):
         opened(make(torch.bfloat16), daemon)

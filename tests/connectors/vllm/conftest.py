@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,15 +21,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models")
     make_models(out)
     return out
-
-
-@pytest.fixture(scope="session")
-def codec_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The codec's CUDA kernels, compiled for the processor."""
-    pytest.importorskip("torch")
-    from tests.kernels.codec.device import compile_codec
-
-    return compile_codec(tmp_path_factory.mktemp("codec"))
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ def engine_layers(dtype, tokens: int, head: int, *, count: int = 3, blocks: int 
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+    from kvstore_vllm.packings import Packing
+
     isa = _get_attn_isa(dtype, tokens, head)
     torch.manual_seed(3)
     layers = []
@@ -38,4 +40,4 @@ def engine_layers(dtype, tokens: int, head: int, *, count: int = 3, blocks: int 
         slots = torch.arange(blocks * tokens)
         ops.cpu_attn_reshape_and_cache(*kv, key_cache, value_cache, slots, isa)
         layers.append(layer)
-    return layers, [isa] * count
+    return layers, [Packing(isa=isa)] * count

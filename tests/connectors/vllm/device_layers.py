@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kvstore_kernels.codec.device_coder import DeviceCoder
 from kvstore_vllm.coded_device import CodedDeviceMemory, open_device_memory
+from kvstore_vllm.packings import Packing
 from kvstore_vllm.pages import by_block
 from tests.kernels.codec.device import open_on_host
 from tests.kernels.late_device import LateDevice, LateEvent
@@ -73,11 +74,13 @@ def late_pages(
     device: LateDevice,
     extents=dict,
     fidelity: str = "exact",
+    *,
+    packings: Sequence[Sequence[Packing]] = (),
 ) -> CodedDeviceMemory:
-    """Return coded pages of layers on `device`, by block."""
-    backends = [["FLASH_ATTN"] * len(layers) for layers in groups]
+    """Return coded pages of layers on `device`, by block. packings: by default, keys and values."""
+    packings = packings or [[Packing("FLASH_ATTN")] * len(layers) for layers in groups]
     pages = open_device_memory(
-        groups, backends, extents, "auto", fidelity, opened=on_host(library), device=device
+        groups, packings, extents, "auto", fidelity, opened=on_host(library), device=device
     )
     assert isinstance(pages, CodedDeviceMemory)
     return pages

@@ -35,10 +35,10 @@ _WINDOW_AT = 50  # the same of the group with a window, behind these
 OpenPages = Callable[[Any, Any, Client, str], Pages]
 
 
-def _in_host_memory(layers: Any, isas: Any, client: Client, fidelity: str) -> Pages:
+def _in_host_memory(layers: Any, packings: Any, client: Client, fidelity: str) -> Pages:
     from kvstore_vllm.opening import open_pages
 
-    return open_pages(layers, _DEVICE_BLOCKS, record="l3", fidelity=fidelity, isas=isas)
+    return open_pages(layers, _DEVICE_BLOCKS, record="l3", fidelity=fidelity, packings=packings)
 
 
 class LossyEngine:
@@ -51,15 +51,15 @@ class LossyEngine:
         dtype: torch.dtype = torch.bfloat16,
         opened: OpenPages = _in_host_memory,
     ) -> None:
-        """opened: what opens the pages of groups of layers, each packed for an instruction set."""
+        """opened: what opens the pages of groups of layers, each of which is packed in some way."""
         from kvstore_vllm.namespace import fine_groups
 
         self.client = Client(target)
         made = [
             engine_layers(dtype, TOKENS, HEAD, count=2, blocks=_DEVICE_BLOCKS) for _ in range(2)
         ]
-        self.layers, isas = [list(each) for each in zip(*made, strict=True)]
-        pages = opened(self.layers, isas, self.client, fidelity)
+        self.layers, packings = [list(each) for each in zip(*made, strict=True)]
+        pages = opened(self.layers, packings, self.client, fidelity)
         groups = tuple(
             Group(f"{index}", nbytes, window_tokens=WINDOW * index, varies=True)
             for index, nbytes in enumerate(pages.record_nbytes)

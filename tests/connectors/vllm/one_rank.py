@@ -17,6 +17,7 @@ from vllm.distributed.parallel_state import init_distributed_environment, initia
 
 from kvstore_vllm.agreement import all_workers
 from kvstore_vllm.opening import open_pages
+from kvstore_vllm.packings import Packing
 from tests.connectors.vllm.cpu_layers import BLOCKS, engine_layers, import_vllm
 
 
@@ -24,7 +25,7 @@ def main(rank: int, address: str, known: str) -> None:
     logging.basicConfig(level=logging.WARNING)
     os.environ["VLLM_DIST_IDENT"] = str(rank)  # one each, so that they share no memory
     import_vllm()
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(2, rank, address, rank, backend="gloo")
         initialize_model_parallel(2)
@@ -32,7 +33,7 @@ def main(rank: int, address: str, known: str) -> None:
         [layers],
         BLOCKS,
         record="auto",
-        isas=[isas] if known == "known" else [[""] * len(layers)],
+        packings=[packings] if known == "known" else [[Packing()] * len(layers)],
         agree=all_workers,
     )
     print(f"pages={type(pages).__name__} form={pages.form!r}", flush=True)

@@ -15,6 +15,7 @@ from kvstore_vllm import coded, places  # noqa: E402
 from kvstore_vllm.coded import CodedHostMemory  # noqa: E402
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces  # noqa: E402
 from kvstore_vllm.opening import open_pages  # noqa: E402
+from kvstore_vllm.packings import Packing  # noqa: E402
 from kvstore_vllm.pages import HostMemory  # noqa: E402
 from tests.connectors.vllm.cpu_layers import BLOCKS, engine_layers, import_vllm  # noqa: E402
 
@@ -27,9 +28,9 @@ def vllm():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("tokens", "head"), [(16, 64), (32, 128), (16, 80), (128, 64)])
 def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> None:
-    layers, isas = engine_layers(dtype, tokens, head)
+    layers, packings = engine_layers(dtype, tokens, head)
     before = [layer.clone() for layer in layers]
-    pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    pages = open_pages([layers], BLOCKS, record="l3", packings=[packings])
     assert isinstance(pages, CodedHostMemory)
     blocks = [4, 0, 3]
     records = [memoryview(bytes(each.base)) for each in pages.encode(0, blocks, None)]
@@ -47,8 +48,8 @@ def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> Non
 
 
 def test_what_is_no_record_has_no_checksum() -> None:
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
-    pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
+    pages = open_pages([layers], BLOCKS, record="l3", packings=[packings])
     (record,) = pages.encode(0, [1], None)
     good, wrong = bytes(record.base), bytearray(record.base)
     wrong[4] = 9
@@ -58,35 +59,38 @@ def test_what_is_no_record_has_no_checksum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "isas"), [("packed as ''", [[""]]), ("cannot be found out", [["no such set"]])]
+    ("why", "isa"), [("packed as ''", ""), ("cannot be found out", "no such set")]
 )
-def test_where_places_are_not_known_records_are_raw(why, isas, caplog) -> None:
+def test_where_places_are_not_known_records_are_raw(why, isa, caplog) -> None:
     layers, _ = engine_layers(torch.bfloat16, 16, 64, count=1)
-    pages = open_pages([layers], BLOCKS, record="auto", isas=isas)
+    packings = [[Packing(isa=isa)]]
+    pages = open_pages([layers], BLOCKS, record="auto", packings=packings)
     assert type(pages) is HostMemory
     assert "record=raw" in caplog.text
     with pytest.raises(ConfigError, match=why):
-        open_pages([layers], BLOCKS, record="l3", isas=isas)
+        open_pages([layers], BLOCKS, record="l3", packings=packings)
 
 
 def test_without_the_native_library_records_are_raw(monkeypatch, caplog) -> None:
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
     monkeypatch.setattr(native, "_loaded", lambda: (None, "there is no library"))
-    assert type(open_pages([layers], BLOCKS, record="auto", isas=[isas])) is HostMemory
+    assert type(open_pages([layers], BLOCKS, record="auto", packings=[packings])) is HostMemory
     assert "there is no library" in caplog.text
     with pytest.raises(ConfigError, match="there is no library"):
-        open_pages([layers], BLOCKS, record="l3", isas=[isas])
+        open_pages([layers], BLOCKS, record="l3", packings=[packings])
 
 
-def lossy(layers, isas, **changes):
-    return open_pages([layers], BLOCKS, fidelity="ep", isas=[isas], **{"record": "auto", **changes})
+def lossy(layers, packings, **changes):
+    return open_pages(
+        [layers], BLOCKS, fidelity="ep", packings=[packings], **{"record": "auto", **changes}
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_lossy_blocks_come_back_nearly_and_the_first_one_exactly(dtype) -> None:
-    layers, isas = engine_layers(dtype, 16, 64)
+    layers, packings = engine_layers(dtype, 16, 64)
     before = [layer.clone() for layer in layers]
-    pages = lossy(layers, isas)
+    pages = lossy(layers, packings)
     assert pages.form.startswith("ep/1 K5V4+K3V4 ")
     blocks, (sizes,) = [4, 0, 3], pages.lossy
     encoded = [
@@ -115,40 +119,40 @@ def test_lossy_blocks_come_back_nearly_and_the_first_one_exactly(dtype) -> None:
 
 
 def test_lossy_and_exact_pages_have_different_forms() -> None:
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
-    exact = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
+    exact = open_pages([layers], BLOCKS, record="l3", packings=[packings])
     assert not exact.lossy
-    assert exact.form.split()[-1] == lossy(layers, isas).form.split()[-1]  # of the same shape
-    assert exact.form != lossy(layers, isas).form
+    assert exact.form.split()[-1] == lossy(layers, packings).form.split()[-1]  # of the same shape
+    assert exact.form != lossy(layers, packings).form
 
 
 def test_where_lossy_records_are_impossible_the_engine_does_not_start(monkeypatch) -> None:
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
     do = '"fidelity": "exact"'
     with pytest.raises(ConfigError, match=f'"record" is "raw"; use {do}'):
-        lossy(layers, isas, record="raw")
+        lossy(layers, packings, record="raw")
     with pytest.raises(ConfigError, match=f"packed as ''; use {do}"):
-        lossy(layers, [""] * len(layers))
+        lossy(layers, [Packing()] * len(layers))
     with pytest.raises(ConfigError, match=f"not bfloat16, float16 or float32; use {do}"):
-        lossy([layer.to(torch.float8_e4m3fn) for layer in layers], isas)
+        lossy([layer.to(torch.float8_e4m3fn) for layer in layers], packings)
     monkeypatch.setattr(native, "_loaded", lambda: (None, "there is no library"))
     with pytest.raises(ConfigError, match=f"there is no library; use {do}"):
-        lossy(layers, isas)
+        lossy(layers, packings)
 
 
 def test_a_function_that_scatters_otherwise_is_noticed(monkeypatch) -> None:
     """Whatever the engine does with a block, a table of strides is only believed if it fits."""
-    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    layers, packings = engine_layers(torch.bfloat16, 16, 64)
     written = places._written
 
-    def shuffled(layer, isa, marks):
-        keys, values = written(layer, isa, marks)
+    def shuffled(layer, packing, marks):
+        keys, values = written(layer, packing, marks)
         keys[[3, 4]] = keys[[4, 3]]
-        return keys, values
+        return [keys, values]
 
     monkeypatch.setattr(places, "_written", shuffled)
     with pytest.raises(Unplaced, match="table of strides"):
-        coded.shape_of(layers, isas)
+        coded.shape_of(layers, packings)
 
 
 def test_an_order_is_cut_into_consecutive_ones() -> None:

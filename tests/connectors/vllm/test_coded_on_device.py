@@ -13,14 +13,14 @@ from kvstore import Client, ConfigError, Group, KeyChain, Namespace, checksum, r
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
-from kvstore_kernels.codec.coder import Coder  # noqa: E402
+from kvstore_kernels.codec.coder import Coder, Memory  # noqa: E402
 from kvstore_kernels.codec.copies import CodedCopies, Fine, Scratch  # noqa: E402
 from kvstore_kernels.codec.record import Form, Header  # noqa: E402
 from kvstore_kernels.host import HostPages  # noqa: E402
-from kvstore_vllm.coded import memory_of  # noqa: E402
 from kvstore_vllm.coded_device import CodedDeviceMemory, open_device_memory  # noqa: E402
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, StepMetadata  # noqa: E402
 from kvstore_vllm.opening import open_pages  # noqa: E402
+from kvstore_vllm.packings import Latent, Packing  # noqa: E402
 from kvstore_vllm.pages import DeviceMemory  # noqa: E402
 from kvstore_vllm.settings import Settings  # noqa: E402
 from kvstore_vllm.shards import Shards  # noqa: E402
@@ -30,23 +30,40 @@ from tests.connectors.vllm.device_layers import (  # noqa: E402
     BLOCKS,
     CHANNELS,
     LAYOUTS,
+    TOKENS,
     SharedLateDevice,
     blocks_of,
     device_layers,
     late_pages,
     on_host,
 )
+from tests.connectors.vllm.latent_layers import RANK, ROTARY, ROW, in_layout  # noqa: E402
 from tests.connectors.vllm.test_worker_on_device import SAVED, TARGETS, order_for  # noqa: E402
 from tests.kernels.late_device import LateDevice  # noqa: E402
 
 needs_library = pytest.mark.skipif(bool(native.reason()), reason=native.reason())
 
 
+def unused(*_: object) -> None:
+    raise AssertionError("a GPU's back end is not asked")
+
+
+LATENT = Packing("FLASHMLA", latent=Latent(RANK, ROTARY, unused))
+
+
+def device_latents(layout: str, layers: int, device: str) -> list[torch.Tensor]:
+    """Return layers of latent attention, as `device_layers` does."""
+    generator = torch.Generator().manual_seed(layers)
+    shape = (BLOCKS, 1, TOKENS, ROW)
+    made = [torch.randn(shape, generator=generator).bfloat16() for _ in range(layers)]
+    return in_layout(layout, [layer.to(device) for layer in made])
+
+
 def on_a_processor(pages: CodedDeviceMemory, layers, blocks, exact) -> list[tuple[bytes, bytes]]:
     """Return the records of blocks as an engine on a processor makes them."""
     (shape,) = pages._shapes
     plain = [layer.contiguous().view(BLOCKS, layer.shape[1], -1, 2 * CHANNELS) for layer in layers]
-    coder = Coder(shape, memory_of(plain), HostPages(plain), checksum)
+    coder = Coder(shape, Memory.of(plain), HostPages(plain), checksum)
     copies = CodedCopies(coder, checksum, Scratch(), lossy=bool(pages.lossy))
     return [(bytes(each.base), bytes(each.fine or b"")) for each in copies.encode(blocks, exact)]
 
@@ -106,14 +123,17 @@ def test_records_are_those_of_a_processor_and_come_back(layout, fidelity, codec_
 
 
 def test_a_record_does_not_depend_on_where_an_engine_has_its_blocks() -> None:
+    packings = [Packing("FLASHINFER")] * 2
     shapes = {
-        layout: shape_side_by_side(blocks_of(device_layers(layout, 2)), ["FLASHINFER"] * 2)
+        layout: shape_side_by_side(blocks_of(device_layers(layout, 2)), packings)
         for layout in LAYOUTS
     }
     assert len({shape.digest for shape in shapes.values()}) == 1
     for layout in LAYOUTS:
         layers = blocks_of(device_layers(layout, 2))
-        for layer, (keys, values) in zip(layers, places_side_by_side(layers), strict=True):
+        for layer, (keys, values) in zip(
+            layers, places_side_by_side(layers, packings), strict=True
+        ):
             # As FLASH_ATTN finds them: (B, N, H, D) each.
             block = layer[0].reshape(layer.shape[1], -1, 2 * CHANNELS).transpose(0, 1)
             memory = layer.as_strided((layer.untyped_storage().nbytes() // 2,), (1,), 0)
@@ -137,13 +157,15 @@ def opened(request):
     def open_(layout: str, client: Client):
         kind = "cuda" if request.param == "cuda" else "cpu"
         groups = [device_layers(layout, count, device=kind) for count in (3, 2)]
+        groups.append(device_latents(layout, 2, device=kind))
+        packings = [[Packing("FLASH_ATTN")] * 3, [Packing("FLASH_ATTN")] * 2, [LATENT] * 2]
         if kind == "cuda":
-            backends = [["FLASH_ATTN"] * len(layers) for layers in groups]
-            pages = open_pages(groups, BLOCKS, client.extents, record="l3", backends=backends)
+            pages = open_pages(groups, BLOCKS, client.extents, record="l3", packings=packings)
             return groups, pages
         device = SharedLateDevice(len(layout), registers=request.param == "late")
         groups_by_block = [blocks_of(layers) for layers in groups]
-        return groups, late_pages(groups_by_block, library, device, client.extents)
+        how = {"packings": packings}
+        return groups, late_pages(groups_by_block, library, device, client.extents, **how)
 
     return request.param, open_
 
@@ -228,32 +250,32 @@ def broken(*_: object, **__: object) -> None:
     [
         ({"opened": lambda *_, **__: None}, "do not work on this device"),
         ({"opened": broken}, "RuntimeError.*no compiler"),
-        ({"backends": [["FLASHMLA", "FLASH_ATTN"]]}, "back ends .'FLASHMLA'. put"),
-        ({"backends": [["", ""]]}, "back ends"),
+        ({"backends": ["FLASHMLA", "FLASH_ATTN"]}, "back ends .'FLASHMLA'. put"),
+        ({"backends": ["", ""]}, "back ends"),
         ({"dtype": torch.float8_e4m3fn}, "not bfloat16"),
         ({"tokens": 12}, "a multiple of 8"),
     ],
-    ids=["kernels fail", "kernels raise", "MLA", "unknown back end", "float8", "12 tokens"],
+    ids=["kernels fail", "kernels raise", "no latents", "unknown back end", "float8", "12 tokens"],
 )
 def test_where_coding_is_impossible_records_are_raw(change, why, codec_library, caplog) -> None:
     form = {key: change[key] for key in ("dtype", "tokens") if key in change}
     layers = blocks_of(device_layers("LBHNC", 2, **form))
-    backends = change.get("backends", [["FLASH_ATTN"] * 2])
+    packings = [[Packing(name) for name in change.get("backends", ["FLASH_ATTN"] * 2)]]
     how = {"opened": change.get("opened", on_host(codec_library)), "device": LateDevice(0)}
-    pages = open_device_memory([layers], backends, dict, "auto", **how)
+    pages = open_device_memory([layers], packings, dict, "auto", **how)
     assert type(pages) is DeviceMemory
     assert "record=raw" in caplog.text
     pages.close()
     with pytest.raises(ConfigError, match=f'"record": "l3" is not possible here: .*{why}'):
-        open_device_memory([layers], backends, dict, "l3", **how)
+        open_device_memory([layers], packings, dict, "l3", **how)
     with pytest.raises(ConfigError, match=f'"fidelity": "ep" is not possible here: .*{why}'):
-        open_device_memory([layers], backends, dict, "auto", "ep", **how)
+        open_device_memory([layers], packings, dict, "auto", "ep", **how)
 
 
 def test_float16_is_coded_only_if_it_may_be_lossy(codec_library, caplog) -> None:
     layers = blocks_of(device_layers("LBHNC", 1, dtype=torch.float16))
     how = {"opened": on_host(codec_library), "device": LateDevice(0)}
-    pages = open_device_memory([layers], [["TRITON_ATTN"]], dict, "auto", **how)
+    pages = open_device_memory([layers], [[Packing("TRITON_ATTN")]], dict, "auto", **how)
     assert type(pages) is DeviceMemory
     assert "float16" in caplog.text
     pages.close()
@@ -264,12 +286,12 @@ def test_float16_is_coded_only_if_it_may_be_lossy(codec_library, caplog) -> None
 
 def test_raw_is_raw(codec_library, caplog) -> None:
     layers = blocks_of(device_layers("LBHNC", 1))
-    pages = open_device_memory([layers], [["FLASH_ATTN"]], dict, "raw", opened=broken)
+    pages = open_device_memory([layers], [[Packing("FLASH_ATTN")]], dict, "raw", opened=broken)
     assert type(pages) is DeviceMemory
     assert not caplog.text
     pages.close()
     with pytest.raises(ConfigError, match='"record" is "raw"'):
-        open_device_memory([layers], [["FLASH_ATTN"]], dict, "raw", "ep")
+        open_device_memory([layers], [[Packing("FLASH_ATTN")]], dict, "raw", "ep")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def vllm():
 def engine(request, codec_library):
     """An engine on a processor; and one on a device that is late, which has the same values."""
 
-    def on_a_device(layers, isas, client, fidelity):
+    def on_a_device(layers, packings, client, fidelity):
         return late_pages(layers, codec_library, SharedLateDevice(1), client.extents, fidelity)
 
     how = {"opened": on_a_device} if request.param == "device" else {}

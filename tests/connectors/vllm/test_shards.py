@@ -10,6 +10,7 @@ from kvstore.model.block import Part  # noqa: E402
 from kvstore.model.errors import Incompatible  # noqa: E402
 from kvstore_vllm.metadata import SaveOrder, SaveSpan  # noqa: E402
 from kvstore_vllm.opening import open_pages  # noqa: E402
+from kvstore_vllm.packings import Packing  # noqa: E402
 from kvstore_vllm.shards import Shards, cut_heads, held_shards  # noqa: E402
 from tests.connectors.vllm.cpu_layers import BLOCKS, import_vllm  # noqa: E402
 
@@ -73,7 +74,7 @@ def layers_of(keys_and_values, heads: slice):
         key_cache, value_cache = layer.view(BLOCKS, count, 2 * TOKENS, -1).chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(*mine, key_cache, value_cache, slots, isa)
         layers.append(layer)
-    return layers, [isa] * len(layers)
+    return layers, [Packing(isa=isa)] * len(layers)
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +98,13 @@ def records_of(pages, group: int, blocks) -> list[bytes]:
 @pytest.mark.vllm
 @pytest.mark.parametrize("record", ["raw", "l3"])
 def test_what_one_worker_stores_four_workers_load(keys_and_values, record) -> None:
-    layers, isas = layers_of(keys_and_values, slice(None))
+    layers, packings = layers_of(keys_and_values, slice(None))
     blocks = [4, 0, 3]
-    whole = open_pages([layers], BLOCKS, record=record, isas=[isas], shards=4)
+    whole = open_pages([layers], BLOCKS, record=record, packings=[packings], shards=4)
     for rank in range(4):
-        theirs, isas = layers_of(keys_and_values, slice(rank, rank + 1))
+        theirs, packings = layers_of(keys_and_values, slice(rank, rank + 1))
         was = [layer.clone() for layer in theirs]
-        worker = open_pages([theirs], BLOCKS, record=record, isas=[isas])
+        worker = open_pages([theirs], BLOCKS, record=record, packings=[packings])
         assert worker.form == whole.form
         assert worker.record_nbytes[0] == whole.record_nbytes[rank]
         records = records_of(whole, rank, blocks)
@@ -118,15 +119,15 @@ def test_what_one_worker_stores_four_workers_load(keys_and_values, record) -> No
 @pytest.mark.vllm
 @pytest.mark.parametrize("record", ["raw", "l3"])
 def test_what_two_workers_store_one_worker_loads(keys_and_values, record) -> None:
-    layers, isas = layers_of(keys_and_values, slice(None))
+    layers, packings = layers_of(keys_and_values, slice(None))
     was = [layer.clone() for layer in layers]
     for layer in layers:
         layer.zero_()
     blocks = [1, 5]
-    whole = open_pages([layers], BLOCKS, record=record, isas=[isas], shards=4)
+    whole = open_pages([layers], BLOCKS, record=record, packings=[packings], shards=4)
     for rank in range(2):
-        theirs, isas = layers_of(keys_and_values, slice(2 * rank, 2 * rank + 2))
-        worker = open_pages([theirs], BLOCKS, record=record, isas=[isas], shards=2)
+        theirs, packings = layers_of(keys_and_values, slice(2 * rank, 2 * rank + 2))
+        worker = open_pages([theirs], BLOCKS, record=record, packings=[packings], shards=2)
         assert worker.form == whole.form
         for shard in range(2):
             records = records_of(worker, shard, blocks)

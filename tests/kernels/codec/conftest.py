@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-
-import pytest
-
 from kvstore_kernels import native
 
 # It makes records when it is imported. On a plain checkout, as of `make gpu`, there may be no
 # library; that there is one after an installation is test_native.py's.
 collect_ignore = [] if native.library() is not None else ["test_hostile_records.py"]
-
-
-@pytest.fixture(scope="session")
-def codec_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The codec's CUDA kernels, compiled for the processor."""
-    pytest.importorskip("torch")
-    from tests.kernels.codec.device import compile_codec
-
-    return compile_codec(tmp_path_factory.mktemp("codec"))

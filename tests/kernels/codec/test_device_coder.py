@@ -288,3 +288,51 @@ def test_places_of_arrived_records_are_checked(codec_library) -> None:
     with pytest.raises(ValueError, match="2 records for 1 blocks"):
         coder.decode([0, 0], staged, [Arrived(0, 64)] * 2)
     assert coder.encode([], staged).finish() == coder.decode([], staged, []).finish() == []
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["l3", "ep"])
+@pytest.mark.parametrize("order", ["htc", "thc", "hct", "p"])
+def test_a_coder_that_has_moved_makes_the_same_records_of_other_memory(
+    lossy, order, codec_library
+) -> None:
+    def places(order: str) -> list[list]:
+        values = place("V", 2, 16, 80, first=2 * 16 * 80, order=order)
+        return [[place("K", 2, 16, 80, order=order), values] for _ in range(2)]
+
+    here, there = pages(places("htc"), DType.BF16), pages(places(order), DType.BF16, blocks=5)
+    for page, block in ((here, 1), (there, 4)):
+        page.fill(block, made_up(page.shape, 7))
+    noise = np.random.default_rng(1).integers(0, 256, here.memory[0][2].size, np.uint8)
+    for layer in there.memory:
+        layer[3] = noise
+    first = device_coder(here, codec_library, lossy=lossy)
+    layers = [Memory(each.ctypes.data, each.strides[0]) for each in there.memory]
+    paged = PagedKV([[torch.from_numpy(each) for each in there.memory]])
+    second = first.moved(layers, (paged, 0), places(order))
+    staged = {coder: room(coder, 2) for coder in (first, second)}
+    ((mine,), (theirs, raw)) = (
+        coder.encode(blocks, staged[coder]).finish()
+        for coder, blocks in ((first, [1]), (second, [4, 3]))
+    )
+    for part, other in ((mine.base, theirs.base), (mine.fine, theirs.fine)):
+        assert (part is None) == (other is None)
+        if part is not None:
+            assert bytes_of(staged[first], part) == bytes_of(staged[second], other)
+    assert raw.uncoded
+    second.decode([0], staged[first], [arrived(mine)]).finish()
+    first.decode([0], staged[second], [arrived(theirs)]).finish()
+    for mine_tile, their_tile in zip(here.tiles(0), there.tiles(0), strict=True):
+        assert np.array_equal(mine_tile, their_tile)
+    second.decode([2], staged[second], [arrived(raw)]).finish()
+    assert all(np.array_equal(layer[2], noise) for layer in there.memory)
+
+
+def test_a_coder_moves_to_no_memory_of_another_shape(codec_library) -> None:
+    coder = device_coder(pages([[place("K", 2, 16, 64)]], DType.BF16), codec_library)
+    wider, other = place("K", 2, 16, 80), place("K", 1, 32, 64)
+    for moved, told in ((wider, "bytes, its places"), (other, "other heads, tokens or channels")):
+        page = pages([[moved]], DType.BF16)
+        paged = PagedKV([[torch.from_numpy(page.memory[0])]])
+        layers = [Memory(page.memory[0].ctypes.data, page.memory[0].strides[0])]
+        with pytest.raises(ValueError, match=told):
+            coder.moved(layers, (paged, 0), [[moved]])

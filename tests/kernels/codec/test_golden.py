@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from kvstore_kernels.codec import reference
-from kvstore_kernels.codec.places import Place
+from kvstore_kernels.codec.places import Axis, Place
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.codec.reference import Bits
 from tests.kernels.codec.memory import Pages, both, pages, place
@@ -31,6 +31,10 @@ class Golden(NamedTuple):
 
 
 MLA = [place("latent", 1, 16, 512), place("rope", 1, 16, 64, first=16 * 512)]
+MLA_ROWS = [
+    Place("latent", Axis(1, 0), Axis(32, 576), Axis(512, 1)),
+    Place("rope", Axis(1, 0), Axis(32, 576), Axis(64, 1), 512),
+]
 GOLDEN = {
     "bf16": Golden(
         [both(2, 16, 128)] * 2,
@@ -109,6 +113,16 @@ GOLDEN = {
         "13248 057106ac14bd6e8b",
         "5040 24ded4a593ee3b77",
         "4544 37c23459a51d5f85",
+    ),
+    "mla in rows": Golden(
+        [MLA_ROWS] * 2,
+        DType.BF16,
+        '["BF16",[[["latent",1,32,512,[[0],[576],[1]],0],["rope",1,32,64,[[0],[576],[1]],'
+        '512]],[["latent",1,32,512,[[0],[576],[1]],0],["rope",1,32,64,[[0],[576],[1]],512'
+        "]]]]",
+        "52128 b2487c61084514ef",
+        "19584 75ec335194409a04",
+        "17984 07ab50099b164465",
     ),
 }
 
