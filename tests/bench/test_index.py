@@ -60,9 +60,9 @@ LARGE = CodedIndexPlan(arena_nbytes=512 << 20)
 FILLED = {"l3": 0.96, "ep": 0.97, "hybrid": 0.97}  # more of an arena than so much is slots
 FILLED_SMALL = {
     "l3": 0.96,
-    "ep": 0.97,
+    "ep": 0.96,
     "hybrid": 0.9,
-}  # of one with a few prefixes, in the long run
+}  # of one with a few prefixes, in the long run: 0.968 to 0.978 with ep, by seed and policy
 
 
 @pytest.mark.parametrize("policy", ["lru", "hz"])

@@ -77,8 +77,9 @@ def reports_of(samples: Sequence[Sample], seconds: float) -> list[dict[str, Any]
 def growth_of(reports: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return by how much the last quarter lies above the second one; the first is warm-up.
 
-    memory_share: of the second one's memory."""
-    return _growth(reports[1], reports[-1])
+    Of what is counted, above the highest of the two: medians of descriptors and threads vary by
+    one. memory_share: of the second one's memory."""
+    return _growth(reports[:2], reports[-1])
 
 
 def growth_in_life(samples: Sequence[Sample], seconds: float) -> dict[str, dict[str, float]]:
@@ -86,20 +87,23 @@ def growth_in_life(samples: Sequence[Sample], seconds: float) -> dict[str, dict[
     before. Processes of the last quarter are young, and have leaked little. Nothing, if there was
     no look in one of them."""
     eighths = [
-        [each for each in samples if at <= 8 * each.at_s / seconds < at + 1] for at in (2, 3)
+        [each for each in samples if at <= 8 * each.at_s / seconds < at + 1] for at in range(4)
     ]
-    if not all(eighths):
+    if not (eighths[2] and eighths[3]):
         return {}
-    early, late = (report_of(each, 0.0) for each in eighths)
-    return _growth(early, late)
+    *earlier, late = (report_of(each, 0.0) for each in eighths if each)
+    return _growth(earlier, late)
 
 
-def _growth(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _growth(
+    earlier: Sequence[dict[str, Any]], later: dict[str, Any]
+) -> dict[str, dict[str, float]]:
     growth: dict[str, dict[str, float]] = {}
     for name in PROCESSES:
-        before, after = earlier[name], later[name]
-        growth[name] = {what: after[what] - before[what] for what in before}
-        growth[name]["memory_share"] = after[MEMORY] / before[MEMORY] - 1
+        after, memory = later[name], earlier[-1][name][MEMORY]
+        growth[name] = {what: after[what] - max(e[name][what] for e in earlier) for what in after}
+        growth[name][MEMORY] = after[MEMORY] - memory
+        growth[name]["memory_share"] = after[MEMORY] / memory - 1
     return growth
 
 

@@ -85,6 +85,16 @@ def test_a_leak_of_a_process_that_is_killed_later_fails(leak, what) -> None:
     ]
 
 
+def test_what_the_first_quarter_had_as_well_is_no_leak() -> None:
+    samples = looks(descriptors=31, threads=21)
+    samples[:2] = [look(each.at_s, descriptors=31, threads=21) for each in samples[:2]]
+    assert not failures(report(samples))
+    samples[3] = look(samples[3].at_s, descriptors=31)
+    assert not failures(report(samples))
+    samples[3] = look(samples[3].at_s, descriptors=32)
+    assert failures(report(samples)) == ["engine leaks descriptors: 1"]
+
+
 def test_a_short_run_may_warm_up() -> None:
     grown = report(looks(rss_anon_bytes=150 * MIB), seconds=600.0)
     assert growth_of(grown["reports"])["engine"]["memory_share"] == 0.5
