@@ -71,10 +71,12 @@ class Jobs(Generic[T]):
                 cancelled = error  # raised once, below
                 for job in self._jobs:
                     job.cancel()
+        # A future keeps its callbacks, so it and this form a cycle, which nobody may collect.
+        jobs, self._jobs, self._ended = self._jobs, [], []
         if cancelled is not None:
             raise cancelled
         try:
-            return [job.result() for job in self._jobs]
+            return [job.result() for job in jobs]
         except CancelledError as error:  # raised for work that waited when the pool was shut down
             raise Unavailable("the file tier is closed") from error
 

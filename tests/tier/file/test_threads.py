@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvstore.model.errors import Unavailable
-from kvstore.tier.file.threads import SmallJobs, run_all_blocking, run_blocking
+from kvstore.tier.file.threads import Jobs, SmallJobs, run_all_blocking, run_blocking
 
 
 @pytest.mark.parametrize(("nbytes", "batches"), [(10, 1), (50, 3), (60, 6), (500, 6)])
@@ -107,3 +109,21 @@ def test_what_waits_in_a_pool_that_is_closed_is_refused() -> None:
         assert await running == "slow"
 
     asyncio.run(scenario())
+
+
+def test_jobs_that_have_ended_are_freed_without_the_garbage_collector() -> None:
+    """What it has seen alive once, it never looks at again in a daemon."""
+
+    async def scenario() -> list[object]:
+        with ThreadPoolExecutor(2) as executor:
+            jobs = Jobs(executor, [lambda: 1, lambda: 2])
+            seen = [weakref.ref(jobs), *(weakref.ref(each) for each in jobs._jobs)]
+            assert await jobs.ended() == [1, 2]
+            del jobs
+        return [each() for each in seen]
+
+    gc.disable()
+    try:
+        assert asyncio.run(scenario()) == [None, None, None]
+    finally:
+        gc.enable()
