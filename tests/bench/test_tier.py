@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
 from kvstore_bench.console.ratio_tables import print_encrypted, print_tier
+from kvstore_bench.lock_samples import Counts, LockSamples, LockWatch, sampled
 from kvstore_bench.tiers import direct, fio
 from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct
 from kvstore_bench.tiers.fio import ENGINES, INSTALL
-from kvstore_bench.tiers.lock_samples import Counts, LockSamples, LockWatch, sampled
 from kvstore_kernels import native
 
 RAM_DISK = Path("/dev/shm")
@@ -279,7 +279,7 @@ def test_samples_find_a_lock_that_is_held_and_not_a_process_that_sleeps(tmp_path
 
 def test_seconds_per_gb_are_those_of_all_moves_together(tmp_path: Path) -> None:
     with LockSamples(tmp_path / "d") as daemon, LockSamples(tmp_path / "c") as client:
-        watch = LockWatch(daemon, client)
+        watch = LockWatch({"": daemon, "client_": client})
         took_s = []
         for held in (1, 0):
             began = time.perf_counter()

@@ -127,16 +127,17 @@ def print_store(result: Mapping[str, Any]) -> None:
 
 def _threads_table(result: Mapping[str, Any]) -> Table:
     """Return the rows of each number of threads, and how long the lock is held."""
-    held = ", ".join(
+    own = ", ".join(
         f"{name} {seconds:.3f} s" for name, seconds in result["gil_held_s_per_gb"].items()
     )
     table = _table(
-        f"Interpreter lock held for a GB: {held}",
-        ("threads", "memcpy", "get", "put", "get / memcpy"),
+        f"Interpreter lock held for a GB: {own}",
+        ("threads", "memcpy", "get", "put", "get / memcpy", "lock, get", "put"),
     )
     for count, row in result["threads"].items():
         speeds = [f"{row['gb_per_s'][name]:.1f} GB/s" for name in ("memcpy", "get", "put")]
-        table.add_row(count, *speeds, f"{row['local_get_ratio']:.2f}")
+        held = [f"{row['gil_held_s_per_gb'][name]:.3f} s" for name in ("get", "put")]
+        table.add_row(count, *speeds, f"{row['local_get_ratio']:.2f}", *held)
     return table
 
 

@@ -21,12 +21,13 @@ from kvstore.model.checksum import checksum, copies_in
 from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore_bench.codec.kv import Blocks
 from kvstore_bench.codec.supply import blocks_of
-from kvstore_bench.store.lock import Side, lock_held_shares
+from kvstore_bench.lock_samples import own_watch
 from kvstore_kernels import native
 from kvstore_kernels.codec.copies import CodedCopies, Scratch
 from kvstore_kernels.host import HostPages
 
 Say = Callable[[str], None]
+Side = Callable[[], None]
 
 BATCH_NBYTES = 64 << 20  # coded at once, as the connectors do
 
@@ -37,7 +38,7 @@ class CodedPlan:
 
     nbytes: int = 256 << 20
     rounds: int = 11
-    count_s: float = 2.0
+    watch_s: float = 2.0  # of the interpreter's lock, beside each side
 
 
 class Copies:
@@ -55,7 +56,6 @@ class Copies:
         self._l3 = _slots(sizes)
         self.nbytes = blocks.nbytes
         self.ratio = blocks.nbytes / sum(sizes)
-        self._copies = [np.ones_like(page) for page in blocks.pages]
         self.put_raw()
         self.put_l3()
         self._raw_sums = [checksum(record) for record in self._raw]
@@ -80,11 +80,6 @@ class Copies:
             found = self._coded.decode(ids, self._of(self._l3, ids))
             self._check(found, self._l3_sums, ids)
 
-    def plain(self) -> None:
-        """Copy the pages as they are."""
-        for page, copy in zip(self._blocks.pages, self._copies, strict=True):
-            np.copyto(copy, page)
-
     def _of(self, slots: Sequence[memoryview], ids: range) -> Sequence[memoryview]:
         return slots[ids.start : ids.stop]
 
@@ -107,11 +102,10 @@ def run(plan: CodedPlan, model: Path | None, say: Say) -> dict[str, Any]:
     say(f"coded records: {plan.nbytes >> 20} MiB of KV, {plan.rounds} rounds")
     seconds = _alternate(sides, plan.rounds)
     say("the interpreter's lock meanwhile")
-    shares = lock_held_shares({"plain": copies.plain, **sides}, plan.rounds, plan.count_s)
     return {
         "get_vs_raw": seconds["get_l3"] / seconds["get_raw"],
         "put_vs_raw": seconds["put_l3"] / seconds["put_raw"],
-        "lock_held_share": shares,
+        "lock_held_share": _held_shares(sides, plan),
         "coded": {
             "isa": native.use_isa().name,
             "ratio": copies.ratio,
@@ -138,3 +132,15 @@ def _alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
             side()
             seconds[name].append(time.perf_counter() - began)
     return {name: median(each) for name, each in seconds.items()}
+
+
+def _held_shares(sides: Mapping[str, Side], plan: CodedPlan) -> dict[str, float]:
+    """Return the share of each side's time in which the interpreter's lock is held."""
+    with own_watch() as watch:
+        for _ in range(plan.rounds):
+            for name, side in sides.items():
+                end = time.perf_counter() + plan.watch_s / plan.rounds
+                while time.perf_counter() < end:
+                    with watch.during(name):
+                        side()
+        return watch.held_shares()

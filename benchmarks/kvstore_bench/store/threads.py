@@ -6,6 +6,7 @@ for a gigabyte is the most that one process moves in a second, whatever it has o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from kvstore import Client
 from kvstore.testing.daemon import Daemon
-from kvstore_bench.store.lock import lock_held_shares
+from kvstore_bench.lock_samples import own_watch
 from kvstore_bench.store.store import (
     EXTENT_NBYTES,
     Copies,
@@ -23,7 +24,7 @@ from kvstore_bench.store.store import (
     await_arena,
 )
 
-COUNT_S = 4.0  # of counting beside each side
+WATCH_S = 8.0  # for gets and puts together: a sample every two milliseconds
 
 
 def run(plan: StorePlan, threads: Sequence[int], say: Say) -> dict[str, Any]:
@@ -37,17 +38,14 @@ def run(plan: StorePlan, threads: Sequence[int], say: Say) -> dict[str, Any]:
         for count in sorted({*threads, plan.copy_threads}):
             say(f"{count} threads, {plan.rounds} rounds")
             rows[count] = _measure(daemon.target, replace(plan, copy_threads=count))
-    own = rows[plan.copy_threads].pop("gil_held_s_per_gb")
-    for row in rows.values():
-        row.pop("gil_held_s_per_gb", None)
     return {
-        "gil_held_s_per_gb": own,
+        "gil_held_s_per_gb": rows[plan.copy_threads]["gil_held_s_per_gb"],
         "threads": {str(count): row for count, row in rows.items() if count in threads},
     }
 
 
 def _measure(target: str, plan: StorePlan) -> dict[str, Any]:
-    gigabytes = plan.records * plan.record_nbytes / 1e9
+    nbytes = plan.records * plan.record_nbytes
     with (
         Client(target, copy_threads=plan.copy_threads) as client,
         closing(Copies(client, plan)) as copies,
@@ -57,20 +55,19 @@ def _measure(target: str, plan: StorePlan) -> dict[str, Any]:
         timings = alternate(timed, plan.rounds, {"put": copies.delete})
         copies.check()
 
-        def put() -> None:
-            copies.delete()
-            copies.put()
-
-        counted = {"plain": copies.memcpy, "get": copies.get, "put": put}
-        shares = lock_held_shares(counted, plan.rounds, COUNT_S)
+        with own_watch() as watch:
+            end = time.perf_counter() + WATCH_S
+            while time.perf_counter() < end:
+                with watch.during("get", nbytes):
+                    copies.get()
+                copies.delete()
+                with watch.during("put", nbytes):
+                    copies.put()
         copies.delete()
     seconds = {name: each.p50 for name, each in timings.items()}
     return {
         "local_get_ratio": seconds["memcpy"] / seconds["get"],
         "local_put_ratio": seconds["memcpy"] / seconds["put"],
-        "gb_per_s": {name: gigabytes / each for name, each in seconds.items()},
-        "lock_held_share": shares,
-        "gil_held_s_per_gb": {
-            name: share * seconds[name] / gigabytes for name, share in shares.items()
-        },
+        "gb_per_s": {name: nbytes / each / 1e9 for name, each in seconds.items()},
+        "gil_held_s_per_gb": watch.held_s_per_gb(),
     }

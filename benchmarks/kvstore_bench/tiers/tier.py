@@ -30,10 +30,10 @@ from kvstore import AsyncClient, Client, Group, Namespace
 from kvstore.model.block import BlockKey, Grant, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
+from kvstore_bench.lock_samples import LockSamples, LockWatch, sampled
 from kvstore_bench.store.store import EXTENT_NBYTES, Timing, await_arena, chain
 from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct, write_direct
 from kvstore_bench.tiers.fio import INSTALL, TRIED_NBYTES, bandwidth, best_ways, has_fio
-from kvstore_bench.tiers.lock_samples import LockSamples, LockWatch, sampled
 
 Say = Callable[[str], None]
 
@@ -137,7 +137,7 @@ def serving(
     """Run a daemon that samples its interpreter's lock, with its file tier in `scratch`."""
     with Daemon(*plan.settings(scratch / "tier")) as daemon:
         paths = [daemon.directory / f"lock-{side}" for side in ("daemon", "client")]
-        serve = [sys.executable, "-m", "kvstore_bench.tiers.lock_samples", str(paths[0])]
+        serve = [sys.executable, "-m", "kvstore_bench.lock_samples", str(paths[0])]
         daemon.command = lambda *arguments: [*serve, *arguments]  # type: ignore[method-assign]
         with (
             LockSamples(paths[0]) as theirs,
@@ -146,7 +146,8 @@ def serving(
             Client(daemon.start().target) as client,
         ):
             await_arena(client, plan.arena_nbytes)
-            yield Stage(daemon, (prefixes_of or RawPrefixes)(client, plan), LockWatch(theirs, ours))
+            watch = LockWatch({"": theirs, "client_": ours})
+            yield Stage(daemon, (prefixes_of or RawPrefixes)(client, plan), watch)
 
 
 def timed_round(stage: Stage, kind: str, number: int) -> float:

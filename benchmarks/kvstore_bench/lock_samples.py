@@ -1,15 +1,16 @@
-"""`kvstore serve` that samples whether its interpreter's lock is held.
-
-    python -m kvstore_bench.tiers.lock_samples FILE serve --set ...
+"""How long the interpreter's lock is held, by samples.
 
 A thread sleeps for about two milliseconds, again and again. To go on it needs the lock: where that
 is free, it has left its processor once, for the sleep; where it is held, once more, to wait for it.
 The kernel counts that. So a sampler that waits for a processor is not taken for one that waits for
 the lock. A holder that waits for one holds it on: few cores, or busy ones, make the share larger.
-The samples cost a hundredth or two of a core. A thread that counts, as `kvstore bench store` has
-one, would take a whole one of those that copy and wait for the disk.
+The samples cost a hundredth or two of a core. A thread that counted instead would take a whole one
+of those that copy, and each wait for it to wake up would be taken for a lock that is held.
 
-FILE has how many samples were taken, and how many found the lock held. Who maps FILE reads both.
+    python -m kvstore_bench.lock_samples FILE serve --set ...
+
+is `kvstore serve` with such a thread. FILE has how many samples were taken, and how many found the
+lock held. Who maps FILE reads both.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import random
 import resource
 import struct
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +45,9 @@ class Counts(NamedTuple):
 
     def since(self, before: Counts) -> Counts:
         return Counts(self.taken - before.taken, self.held - before.held)
+
+    def and_also(self, more: Counts) -> Counts:
+        return Counts(self.taken + more.taken, self.held + more.held)
 
     @property
     def share(self) -> float:
@@ -102,30 +107,49 @@ def _waits() -> int:
 
 
 class LockWatch:
-    """How long the locks of two processes are held while bytes move: of the daemon and of its
-    client, which is this process."""
+    """How long locks are held while something is done: those of one process or of several."""
 
-    def __init__(self, daemon: LockSamples, client: LockSamples) -> None:
-        self._samples = {"": daemon, "client_": client}
-        self._held_s: dict[str, float] = {}
+    def __init__(self, processes: Mapping[str, LockSamples]) -> None:
+        """processes: the samples of each, by what its names begin with."""
+        self._processes = processes
+        self._counts: dict[str, Counts] = {}
+        self._took_s: dict[str, float] = {}
         self._nbytes: dict[str, int] = {}
 
     @contextmanager
-    def during(self, kind: str, nbytes: int) -> Iterator[None]:
-        """Watch one move of `nbytes`. kind: "read" or "write"."""
-        before = {side: samples.counts for side, samples in self._samples.items()}
+    def during(self, kind: str, nbytes: int = 0) -> Iterator[None]:
+        """Watch something that is done, which moves `nbytes`, for what is known of its kind."""
+        before = {side: samples.counts for side, samples in self._processes.items()}
         began = time.perf_counter()
         yield
         took_s = time.perf_counter() - began
-        for side, samples in self._samples.items():
-            name, share = f"{side}{kind}", samples.counts.since(before[side]).share
-            self._held_s[name] = self._held_s.get(name, 0.0) + share * took_s
+        for side, samples in self._processes.items():
+            name, counts = f"{side}{kind}", samples.counts.since(before[side])
+            self._counts[name] = self._counts.get(name, Counts(0, 0)).and_also(counts)
+            self._took_s[name] = self._took_s.get(name, 0.0) + took_s
             self._nbytes[name] = self._nbytes.get(name, 0) + nbytes
 
+    def held_shares(self) -> dict[str, float]:
+        """Return the share of the time in which a lock was held, by process and kind."""
+        return {name: counts.share for name, counts in self._counts.items()}
+
     def held_s_per_gb(self) -> dict[str, float]:
-        """Return seconds per GB moved (10^9 bytes), of all moves of a kind together: of the daemon
-        by kind, of the client by "client_" and kind."""
-        return {name: held_s / (self._nbytes[name] / 1e9) for name, held_s in self._held_s.items()}
+        """Return seconds per GB moved (10^9 bytes), by process and kind."""
+        return {
+            name: share * self._took_s[name] / (self._nbytes[name] / 1e9)
+            for name, share in self.held_shares().items()
+        }
+
+
+@contextmanager
+def own_watch() -> Iterator[LockWatch]:
+    """Watch the lock of this process."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-bench-") as directory,
+        LockSamples(Path(directory) / "lock") as samples,
+        sampled(samples),
+    ):
+        yield LockWatch({"": samples})
 
 
 if __name__ == "__main__":
