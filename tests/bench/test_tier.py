@@ -125,6 +125,28 @@ def test_fios_best_is_the_fastest_of_the_ways_that_work(
     assert any("no such engine" in each for each in said)
 
 
+def test_a_way_that_was_fast_by_luck_is_not_fios_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fio, "TRIED_NBYTES", 16 << 20)
+    lucky, *_, best = ways = list(fio._ways(16 << 20, 32 << 20))
+    moved: list[tuple[str, fio.Way]] = []
+
+    def asked(path: Path, kind: str, way: fio.Way, nbytes: int) -> float:
+        if nbytes == 16 << 20:
+            return {lucky: 9.0, best: 8.0}.get(way, 1.0)
+        moved.append((kind, way))
+        if way == lucky and moved.count((kind, way)) == 1:
+            return 9.0  # and never again
+        return 6.0 if way == best else 5.0
+
+    monkeypatch.setattr(fio, "bandwidth", asked)
+    assert fio.best_ways(tmp_path, 32 << 20, lambda text: None) == {"write": best, "read": best}
+    for kind in ("write", "read"):
+        assert moved.count((kind, best)) == fio.FINAL_ROUNDS
+    assert len({way for _, way in moved}) < len(ways)
+
+
 def test_sizes_that_fio_cannot_move_whole_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no multiple"):
         fio.best_ways(tmp_path, 12345, lambda text: None)

@@ -107,6 +107,12 @@ class Answered:
     own_ttft_s: float
     wrong: bool
 
+    @property
+    def loaded_share(self) -> float:
+        """Of what can be loaded: the whole blocks before the prompt's last token."""
+        last = self.length - SPARE_TOKENS - 1
+        return self.loaded_tokens / (last - last % BLOCK_TOKENS)
+
 
 @dataclass(slots=True)
 class Course:

@@ -30,12 +30,12 @@ def numbers_of(course: Course) -> dict[str, Any]:
             ttft_s = _median(course.answered, phase, length)
             fields[f"ttft_{name}_{phase}_vs_cold"] = ttft_s / cold_s
     small = next(each for each in course.answered if each.phase == "small")
-    fields["small_arena_loaded_share"] = small.loaded_tokens / small.length
+    fields["small_arena_loaded_share"] = small.loaded_share
     fields["small_arena_vs_cold"] = small.ttft_s / _median(
         course.answered, "small_cold", small.length
     )
     fields["loaded_share_min"] = min(
-        each.loaded_tokens / each.length for each in course.answered if each.phase in ROOMY
+        each.loaded_share for each in course.answered if each.phase in ROOMY
     )
     partly = {
         phase: [each.loaded_tokens for each in course.answered if each.phase == phase]

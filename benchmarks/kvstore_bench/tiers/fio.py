@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from kvstore.model.errors import Unavailable
@@ -18,6 +19,8 @@ ENGINES = ("io_uring", "libaio")
 BLOCKS_NBYTES = (256 << 10, 1 << 20, 2 << 20, 4 << 20)
 JOBS_DEPTH = ((1, 16), (1, 64), (4, 4), (4, 16))
 TRIED_NBYTES = 256 << 20  # by each way, at the most
+FINALISTS = 4  # ways that move whole files in turns: one short try is mostly noise
+FINAL_ROUNDS = 3
 
 
 class Way(NamedTuple):
@@ -70,10 +73,10 @@ def bandwidth(path: Path, kind: str, way: Way, nbytes: int) -> float:
 
 
 def best_ways(folder: Path, nbytes: int, say: Callable[[str], None]) -> dict[str, Way]:
-    """Return the fastest way to write and to read files of `nbytes` in a folder, each way tried
-    once on a shorter file. Raises Unavailable if none works."""
+    """Return the fastest way to write and to read files of `nbytes` in a folder. Each way is tried
+    once on a shorter file, and the best of those in turns. Raises Unavailable if none works."""
     tried_nbytes = min(nbytes, TRIED_NBYTES)
-    ways = list(_ways(tried_nbytes))
+    ways = list(_ways(tried_nbytes, nbytes))
     if not ways:
         raise Unavailable(f"{nbytes} bytes are no multiple of any block that fio is tried with")
     speeds: dict[str, dict[Way, float]] = {"write": {}, "read": {}}
@@ -89,10 +92,35 @@ def best_ways(folder: Path, nbytes: int, say: Callable[[str], None]) -> dict[str
             file.unlink(missing_ok=True)
     if not all(speeds.values()):
         raise Unavailable("fio worked in no way that was tried")
-    return {kind: max(found, key=found.__getitem__) for kind, found in speeds.items()}
+    file = folder / "fio-tried"
+    try:
+        writing = _fastest_of(_fastest(speeds["write"]), "write", file, nbytes, say)
+        reading = _fastest_of(_fastest(speeds["read"]), "read", file, nbytes, say)
+    finally:
+        file.unlink(missing_ok=True)
+    return {"write": writing, "read": reading}
 
 
-def _ways(nbytes: int) -> Iterator[Way]:
+def _fastest(speeds: Mapping[Way, float]) -> list[Way]:
+    return sorted(speeds, key=speeds.__getitem__, reverse=True)[:FINALISTS]
+
+
+def _fastest_of(
+    ways: Sequence[Way], kind: str, file: Path, nbytes: int, say: Callable[[str], None]
+) -> Way:
+    """Return the way of the best median, each on all of `file`, in turns."""
+    speeds: dict[Way, list[float]] = {way: [] for way in ways}
+    for number in range(FINAL_ROUNDS):
+        say(f"looking for fio's best of {len(ways)} to {kind}, {number + 1} of {FINAL_ROUNDS}")
+        for way in ways:
+            if kind == "write":
+                file.unlink(missing_ok=True)  # a file's first bytes take longer than others
+            speeds[way].append(bandwidth(file, kind, way, nbytes))
+    return max(ways, key=lambda way: median(speeds[way]))
+
+
+def _ways(*nbytes: int) -> Iterator[Way]:
+    """Yield the ways to move files of all these sizes."""
     for engine, block_nbytes, (jobs, depth) in product(ENGINES, BLOCKS_NBYTES, JOBS_DEPTH):
-        if nbytes % (jobs * block_nbytes) == 0:
+        if not any(each % (jobs * block_nbytes) for each in nbytes):
             yield Way(engine, block_nbytes, jobs, depth)
