@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.model.errors import Unavailable
+from kvstore_bench.huge_pages import huge_memory
 
 PIECE_NBYTES = 2 << 20
 THREADS = 8  # as many as the file tier has
@@ -42,7 +43,7 @@ class PlainReads:
         pieces = list(islice(self._pieces, max(1, -(-nbytes // PIECE_NBYTES))))
         files = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path, _ in pieces}
         try:
-            with mmap.mmap(-1, len(pieces) * PIECE_NBYTES) as memory:
+            with huge_memory(len(pieces) * PIECE_NBYTES) as memory:
                 took_s = _read(pieces, files, memory)
         finally:
             for fd in files.values():

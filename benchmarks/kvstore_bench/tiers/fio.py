@@ -1,4 +1,5 @@
-"""fio: what the device does at best. O_DIRECT, its own clock, the fastest of many ways to ask."""
+"""fio: what the device does at best. O_DIRECT, its own clock, buffers of huge pages as the arena's,
+the fastest of many ways to ask."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from kvstore.model.errors import Unavailable
+from kvstore_bench.huge_pages import huge_buffers
 
 TIMEOUT_S = 600.0
 INSTALL = "fio is not installed: apt-get install fio (Debian, Ubuntu), dnf install fio (Fedora)"
@@ -62,7 +64,14 @@ def bandwidth(path: Path, kind: str, way: Way, nbytes: int) -> float:
         "--fallocate=none",
         "--output-format=json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=huge_buffers(),
+    )
     if done.returncode:
         raise Unavailable(f"fio failed: {(done.stderr or done.stdout).strip()[-300:]}")
     (job,) = json.loads(done.stdout)["jobs"]

@@ -9,7 +9,6 @@ what would be compared with it is None.
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import statistics
@@ -30,6 +29,7 @@ from kvstore import AsyncClient, Client, Group, Namespace
 from kvstore.model.block import BlockKey, Grant, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
+from kvstore_bench.huge_pages import huge_memory
 from kvstore_bench.lock_samples import LockSamples, LockWatch, sampled
 from kvstore_bench.store.store import EXTENT_NBYTES, Timing, await_arena, chain
 from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct, write_direct
@@ -303,7 +303,7 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
     """Time until the first block of a cold prefix is there, while all of it is being promoted."""
     firsts, directs = [], []
     draw = random.Random(0)
-    with opened_direct(fio_file) as fd, mmap.mmap(-1, plan.record_nbytes) as buffer:
+    with opened_direct(fio_file) as fd, huge_memory(plan.record_nbytes) as buffer:
         buffer.write(bytes(plan.record_nbytes))  # touched once, like the arena's slots
         windows = [
             (prefixes.keys(number)[: begin + FIRST_BLOCKS], begin)
