@@ -1,7 +1,7 @@
 """Memory of huge pages, for those whom the file tier is compared with.
 
-The arena has them. A disk of a virtual machine reads twice as fast into them as into small pages:
-each page of the guest costs its host a lookup.
+The arena has them. The disk of a virtual machine was read up to twice as fast into them as into
+small pages.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ is free, it has left its processor once, for the sleep; where it is held, once m
 The kernel counts that. So a sampler that waits for a processor is not taken for one that waits for
 the lock. A holder that waits for one holds it on: few cores, or busy ones, make the share larger.
 The samples cost a hundredth or two of a core. A thread that counted instead would take a whole one
-of those that copy, and each wait for it to wake up would be taken for a lock that is held.
+of those that copy, and could not tell a lock that is held from a thread that is not awake yet.
 
     python -m kvstore_bench.lock_samples FILE serve --set ...
 

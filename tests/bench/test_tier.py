@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from click.testing import CliRunner
 from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
 from kvstore_bench.console.ratio_tables import print_encrypted, print_tier
-from kvstore_bench.lock_samples import Counts, LockSamples, LockWatch, sampled
 from kvstore_bench.tiers import direct, fio
 from kvstore_bench.tiers.direct import check_room, opened_direct, takes_direct
 from kvstore_bench.tiers.fio import ENGINES, INSTALL
@@ -282,35 +280,3 @@ def test_files_on_a_ram_disk_share_memory_with_the_arena(tmp_path: Path) -> None
         check_room(RAM_DISK, 1 << 20, 1 << 50)
     if not direct._in_memory(tmp_path):
         check_room(tmp_path, 1 << 20, 1 << 50)  # the arena is the daemon's concern there
-
-
-def test_samples_find_a_lock_that_is_held_and_not_a_process_that_sleeps(tmp_path: Path) -> None:
-    big = bytearray(32 << 20)
-    shares = []
-    with LockSamples(tmp_path / "ours") as ours, LockSamples(tmp_path / "ours") as theirs:
-        with sampled(theirs):
-            for side in (lambda: bytes(big), lambda: time.sleep(0.02)):
-                before, end = ours.counts, time.perf_counter() + 1.0
-                while time.perf_counter() < end:
-                    side()
-                shares.append(ours.counts.since(before).share)
-        assert theirs.counts.taken > 100
-    assert shares[0] > 0.5
-    assert shares[1] < 0.2
-
-
-def test_seconds_per_gb_are_those_of_all_moves_together(tmp_path: Path) -> None:
-    with LockSamples(tmp_path / "d") as daemon, LockSamples(tmp_path / "c") as client:
-        watch = LockWatch({"": daemon, "client_": client})
-        took_s = []
-        for held in (1, 0):
-            began = time.perf_counter()
-            with watch.during("read", 500_000_000):
-                time.sleep(0.1)
-                daemon.note(held=True, times=held)
-                daemon.note(held=False, times=2 - held)
-            took_s.append(time.perf_counter() - began)
-        per_gb = watch.held_s_per_gb()
-    assert per_gb["read"] == pytest.approx(took_s[0] / 2, rel=0.2)
-    assert per_gb["client_read"] == 0
-    assert Counts(0, 0).share == 0

@@ -123,7 +123,7 @@ def _fastest_of(
         say(f"looking for fio's best of {len(ways)} to {kind}, {number + 1} of {FINAL_ROUNDS}")
         for way in ways:
             if kind == "write":
-                file.unlink(missing_ok=True)  # a file's first bytes take longer than others
+                file.unlink(missing_ok=True)  # each write is measured on a new file, too
             speeds[way].append(bandwidth(file, kind, way, nbytes))
     return max(ways, key=lambda way: median(speeds[way]))
 
