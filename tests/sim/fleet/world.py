@@ -32,7 +32,8 @@ from tests.sim.side import stop_everything
 LIFE_S = 30.0  # of the whole fleet
 LOOK_EVERY_S = 0.5
 EVENT_EVERY_S = 2.5  # mean: something goes wrong
-QUIET_S = 50.0  # longer than what a fleet remembers, believes, or waits before it tries again
+QUIET_S = 80.0  # longer than what a fleet remembers, believes, or waits before it tries again: a
+# disk that has failed often is tried every 60 s, and deletes that it missed 15 s later
 SHARE_S = 5.0  # in which heads have come to all
 HUNG_S = 600.0  # of virtual time: no seed takes as long
 KEPT_S = (900.0, 900.0, 30.0)  # for which etcd keeps deletes: for longer than most are away
@@ -309,6 +310,7 @@ class Fleet:
             await asyncio.wait(going)
         for host in self.hosts:
             await asyncio.gather(*self._stop_engines(host), return_exceptions=True)
+            host.daemon.calm_disks()
         await asyncio.sleep(QUIET_S)
         for host in self.hosts:
             host.look()
