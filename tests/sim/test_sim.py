@@ -15,6 +15,7 @@ from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.tier.file import FileExtent
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.frames import Frames
+from tests.sim.run import run_any
 from tests.sim.world import World, run_seed
 
 
@@ -32,6 +33,9 @@ def test_a_nonce_that_is_used_again_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_seed_takes_the_same_course_again() -> None:
     assert run_seed(3) == run_seed(3)
+    encrypted = run_any(471)
+    assert encrypted.encrypted
+    assert run_any(471) == encrypted
 
 
 def _found(seeds: range) -> set[str]:
