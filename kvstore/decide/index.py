@@ -21,6 +21,7 @@ from kvstore.decide.stored import (
     LISTED_MAX,
     UNJUDGED,
     Extent,
+    FoundRun,
     HeldSlot,
     StoredBlock,
     StoredFrame,
@@ -33,6 +34,7 @@ __all__ = [
     "ABSENT",
     "LISTED_MAX",
     "Extent",
+    "FoundRun",
     "HeldSlot",
     "Index",
     "StoredBlock",
@@ -208,6 +210,33 @@ class Index:
         for came in self._noted:
             came.append(block.key)
 
+    def adopt(self, frame: StoredFrame, run: FoundRun) -> bool:
+        """Add the blocks of a frame that was found on disk, all in one, and resting. False: each
+        has to be added by itself, because the index has one of them, or it may have several
+        records; nothing has changed then."""
+        spec = self.namespaces.spec(run.namespace_id)
+        is_one = spec is not None and len(spec.groups) == 1 and spec.groups[0].shards == 1
+        if not is_one or frame.part != (0, 0) or not run.fits_rows:
+            return False
+        rows = self.rows.keep_new(run.keys, self._keeper)
+        if rows is None:
+            return False
+        self.walks.came(rows)
+        namespace_id = self.namespaces.block_added(run.namespace_id, len(rows))
+        like = StoredBlock(run.keys[0], namespace_id, run.first_block, None)
+        record = StoredPart(frame.part, 0, 0)
+        record.frame = frame
+        like.add(record)
+        like.refresh(spec)
+        self._blocks.found(rows, run, frame, like)
+        for came in self._noted:
+            came.extend(run.keys)
+        if self.heads is not None or self.changed is not None:
+            for key, position in zip(run.keys, run.positions, strict=True):
+                like.key, like.block_index = key, run.first_block + position
+                self._tell(like, spec)
+        return True
+
     def remove(self, block: StoredBlock) -> None:
         row = self.rows.find(block.key)
         self._blocks.forget(row)
@@ -262,6 +291,10 @@ class Index:
     def refresh(self, block: StoredBlock) -> None:
         namespace = self.namespaces.spec(block.namespace_id)
         block.refresh(namespace)
+        self._tell(block, namespace)
+
+    def _tell(self, block: StoredBlock, namespace: Namespace | None) -> None:
+        """Tell others what became of a block."""
         if self.heads is not None:
             self.heads.look(block, namespace)
         if self.changed is not None:
@@ -272,10 +305,7 @@ class Index:
         for block in blocks:
             if block is not None and block.complete == UNJUDGED:
                 block.refresh(namespace.spec)
-                if self.heads is not None:
-                    self.heads.look(block, namespace.spec)
-                if self.changed is not None:
-                    self.changed.note(block.key, block.namespace_id)
+                self._tell(block, namespace.spec)
 
 
 def _masks_of(shape: Shape | None, *, refined: bool) -> tuple[int, int]:

@@ -252,14 +252,15 @@ class Namespaces:
                 raise Unavailable(f"{self._max} namespaces are in use at this moment")
             self._forget(victim)
 
-    def block_added(self, namespace_id: NamespaceId) -> NamespaceId:
-        """Count a block; return the one object that all its blocks share as their id."""
+    def block_added(self, namespace_id: NamespaceId, blocks: int = 1) -> NamespaceId:
+        """Count a block, or several; return the one object that all its blocks share as their
+        id."""
         found = self._all.get(namespace_id)
         if found is None:
             found = self._all[namespace_id] = StoredNamespace(namespace_id)
-        self._modelled(found).blocks += 1
-        found.blocks += 1
-        if found.blocks == 1 and found.spec is not None:
+        self._modelled(found).blocks += blocks
+        found.blocks += blocks
+        if found.blocks == blocks and found.spec is not None:
             del self._empty[found.id]
             self._filled[found.id] = found
         return found.id
@@ -285,11 +286,13 @@ class Namespaces:
         found.dram_records[group] += 1 if nbytes > 0 else -1
         self._modelled(found).dram_nbytes += nbytes
 
-    def in_files(self, namespace_id: NamespaceId, nbytes: int, group: int) -> None:
-        """The same of the file tier."""
+    def in_files(
+        self, namespace_id: NamespaceId, nbytes: int, group: int, records: int = 1
+    ) -> None:
+        """The same of the file tier, also of several records that came."""
         found = self._all[namespace_id]
         found.file_nbytes += nbytes
-        found.file_records[group] += 1 if nbytes > 0 else -1
+        found.file_records[group] += records if nbytes > 0 else -records
         self._modelled(found).file_nbytes += nbytes
 
     def asked(

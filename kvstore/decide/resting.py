@@ -21,6 +21,7 @@ from typing import Any
 from kvstore.decide.rows import Objects, Rows
 from kvstore.decide.shapes import RecordShape, Shape, ShapeKey
 from kvstore.decide.stored import (
+    FoundRun,
     HeldSlot,
     StoredBlock,
     StoredFrame,
@@ -53,15 +54,15 @@ class Frames:
         self._frames: list[StoredFrame | None] = [None]  # 0: in no frame
         self._free: list[int] = []
 
-    def keep(self, frame: StoredFrame) -> int:
-        """Return the number of a frame in which one more record rests."""
+    def keep(self, frame: StoredFrame, records: int = 1) -> int:
+        """Return the number of a frame in which one more record rests, or several."""
         if not frame.resting:
             if not self._free:
                 self._free.append(len(self._frames))
                 self._frames.append(None)
             frame.number = self._free.pop()
             self._frames[frame.number] = frame
-        frame.resting += 1
+        frame.resting += records
         return frame.number
 
     def drop(self, number: int) -> StoredFrame:
@@ -109,6 +110,24 @@ class Resting:
         self.awake[row] = block
         if len(self.awake) > AWAKE_PEAK:
             self.settle()
+
+    def found(self, rows: range, run: FoundRun, frame: StoredFrame, like: StoredBlock) -> None:
+        """Note new blocks that rest from the start, each with one record, in a frame. like: a block
+        of their shape. Its numbers fit into rows."""
+        if self._in_frame is None or self._positions is None:
+            self._in_frame, self._positions = self._rows.column("I"), self._rows.column("H")
+        at, count = slice(rows.start, rows.stop), len(rows)
+        self._checksums[at] = array("Q", run.checksums)
+        self._places[at] = array("Q", bytes(8 * count))
+        self._sizes[at] = array("I", run.sizes)
+        self._indices[at] = array("I", [run.first_block + each for each in run.positions])
+        self._positions[at] = array("H", run.positions)
+        self._in_frame[at] = array("I", [self._frames.keep(frame, count)]) * count
+        self.parents.put(rows.start, run.parents)
+        shape = self._shape(_key(like, _shapes_of(like.records)))
+        self.shape_of[at] = array("I", [shape.number]) * count
+        shape.users += count
+        self.count += count
 
     def forget(self, row: int) -> None:
         """Forget a block that is awake."""

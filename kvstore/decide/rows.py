@@ -53,6 +53,15 @@ class Objects(Generic[T]):
     def __setitem__(self, row: int, item: T) -> None:
         self._chunks[row >> _STEP_BITS][row & _STEP_MASK] = item
 
+    def put(self, begin: int, items: Sequence[T]) -> None:
+        """Set those of a run of rows."""
+        end = begin + len(items)
+        for step in range(begin >> _STEP_BITS, (end - 1 >> _STEP_BITS) + 1):
+            first = step << _STEP_BITS
+            some = items[max(0, first - begin) : first + STEP_ROWS - begin]
+            at = max(0, begin - first)
+            self._chunks[step][at : at + len(some)] = some
+
     def extend(self, rows: int) -> None:
         """Add rows, whole steps of them."""
         self._chunks += [np.full(STEP_ROWS, None, object) for _ in range(rows // STEP_ROWS)]
@@ -172,6 +181,25 @@ class Rows:
         self.keys[row] = key
         self.kept_by[row] = keeper
         return row
+
+    def keep_new(self, keys: Sequence[BlockKey], keeper: int) -> range | None:
+        """Keep rows for some blocks, one after the other. None: a key comes twice, or has a row,
+        or there are rows to be used again; then nothing has changed."""
+        if self._free or any(self.find_all(keys)) or len(set(keys)) < len(keys):
+            return None
+        while self._rows - self._next < len(keys):
+            self._grow()
+        rows = range(self._next, self._next + len(keys))
+        self._next = rows.stop
+        shards = self.shards
+        if shards[0] is shards[1]:
+            shards[0].update(zip(keys, rows, strict=True))
+        else:
+            for key, row in zip(keys, rows, strict=True):
+                shards[key[-1]][key] = row
+        self.keys.put(rows.start, keys)
+        self.kept_by[rows.start : rows.stop] = bytes((keeper,)) * len(keys)
+        return rows
 
     def drop(self, row: int, keeper: int) -> None:
         """Keep a row no longer. The last one to drop it frees it."""

@@ -5,8 +5,8 @@ A block that nobody uses rests in columns instead: see `resting.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, NamespaceId, Part, Slot
 
@@ -91,6 +91,28 @@ class StoredFrame:
         self.number = self.resting = 0
         self.is_out = False
         self.checked_at = float("-inf")
+
+
+class FoundRun(NamedTuple):
+    """What a frame found on disk says of the blocks in it that are live, one or more. Sequences of
+    one item for each of them.
+
+    first_block: the index of the block at position 0.
+    """
+
+    namespace_id: NamespaceId
+    first_block: int
+    positions: Sequence[int]
+    keys: Sequence[BlockKey]
+    parents: Sequence[BlockKey | None]
+    sizes: Sequence[int]
+    checksums: Sequence[int]
+
+    @property
+    def fits_rows(self) -> bool:
+        """Whether the rows of `resting.py` have room for its numbers."""
+        last = max(self.positions)
+        return last < 1 << 16 and self.first_block + last < 1 << 32 and max(self.sizes) < 1 << 32
 
 
 class StoredPart:

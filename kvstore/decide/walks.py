@@ -29,6 +29,11 @@ class Walks:
         self._keeper = keeper
         self._blocks = blocks
 
+    def came(self, rows: range) -> None:
+        """Note that new blocks came, in the order of their rows."""
+        for row in rows:
+            self.orders[row] = self.added = self.added + 1 & ORDER_MAX
+
     def steps(
         self, namespace_ids: Container[NamespaceId] | None = None, *, most: int = WALK_ROWS
     ) -> Iterator[list[BlockKey]]:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.index import FoundRun, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.planner.copies import Copies
 from kvstore.decide.planner.demotion import Demotion
 from kvstore.decide.planner.departures import Departures
@@ -289,6 +289,21 @@ class Ledger:
             admit = self.policies.file.adopt if found else self.policies.file.insert
             admit(block.key, block.parent)
             self.framed_blocks += 1
+
+    def adopt(self, frame: StoredFrame, run: FoundRun) -> bool:
+        """Attach a frame of an earlier life to blocks that nobody knows yet. False: each of them
+        has to be looked at; nothing has changed then."""
+        if not self.index.adopt(frame, run):
+            return False
+        frame.blocks = dict(zip(run.positions, run.keys, strict=True))
+        self.frames.setdefault(frame)
+        nbytes = sum(padded(frame.stored_nbytes[position]) for position in run.positions)
+        self.index.namespaces.in_files(
+            run.namespace_id, nbytes, frame.part.group, records=len(run.keys)
+        )
+        self.policies.file.adopt_all(run.keys, run.parents)
+        self.framed_blocks += len(run.keys)
+        return True
 
     def detach(self, block: StoredBlock, record: StoredPart) -> None:
         frame, record.frame = record.frame, None

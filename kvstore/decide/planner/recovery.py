@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvstore.decide.index import Extent, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.index import Extent, FoundRun, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.steps import Steps
 from kvstore.model.block import BlockKey, NamespaceId
@@ -39,6 +39,11 @@ class Recovery:
         index = self._ledger.index
         part = index.own_part(frame.part)
         key_at = {position: key for position, key, _, _ in blocks}
+        positions, keys, sizes, checksums = zip(*blocks, strict=True)
+        parents = [key_at.get(at - 1) if at else parent for at in positions]
+        run = FoundRun(namespace_id, first_block, positions, keys, parents, sizes, checksums)
+        if self._ledger.adopt(frame, run):
+            return
         for position, key, nbytes, value in blocks:
             block = index.by_key(key)
             if block is None:

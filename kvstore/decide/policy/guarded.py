@@ -62,6 +62,16 @@ class Guarded:
         except Exception as error:
             self._fall_back(error).adopt(key, parent)
 
+    def adopt_all(self, keys: Sequence[BlockKey], parents: Sequence[BlockKey | None]) -> None:
+        """Adopt several blocks, in this order."""
+        adopt = self._policy.adopt
+        for key, parent in zip(keys, parents, strict=True):
+            try:
+                adopt(key, parent)
+            except Exception as error:
+                adopt = self._fall_back(error).adopt
+                adopt(key, parent)
+
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         try:
             if level and self._takes_levels:
