@@ -14,7 +14,7 @@ from kvstore.tier.file import Devices, FrameRecord
 
 logger = logging.getLogger(__name__)
 
-RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
+RECALL_STEP_RUNS = 16  # indexed before anybody else gets a turn: about a millisecond
 
 
 class Recall:
