@@ -431,6 +431,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             (
                 rate("vllm:kvstore_loads_failed_total", "instance", legend="loads"),
+                rate("vllm:kvstore_loads_given_up_total", "instance", legend="loads, given up"),
                 rate("vllm:kvstore_lookups_failed_total", "instance", legend="lookups"),
                 rate("vllm:kvstore_lookups_late_total", "instance", legend="lookups, late"),
                 rate("vllm:kvstore_corrupt_blocks_total", "instance", legend="wrong checksums"),

@@ -96,6 +96,10 @@ _Item = tuple[LoadOrder, Any] | None
 """An order, and the point that the engine has reached; None: the thread is to end."""
 
 
+class _GivenUp(Unavailable):
+    """Blocks that were still to be read are computed instead."""
+
+
 class Loader:
     """Owns the load threads of one worker."""
 
@@ -165,19 +169,24 @@ class Loader:
             logger.exception("load=unbound")
         while (item := orders.get()) is not None:
             order, after = item
-            loaded = False
+            outcome = "loads_failed"
             try:
                 self._load(order, after)
-                loaded = True
+                outcome = "loads"
+            except _GivenUp as error:
+                outcome = "loads_given_up"
+                logger.info("load=given_up request=%s reason=%s", order.request_id, error)
             except KVStoreError as error:
                 logger.warning("load=failed request=%s error=%r", order.request_id, error)
             except Exception:
                 logger.exception("load=failed request=%s", order.request_id)
             finally:
-                self._report(order, loaded)
+                self._report(order, outcome)
 
-    def _report(self, order: LoadOrder, loaded: bool) -> None:
-        self._counters.add(**{"loads" if loaded else "loads_failed": 1})
+    def _report(self, order: LoadOrder, outcome: str) -> None:
+        """outcome: the name of its counter."""
+        self._counters.add(**{outcome: 1})
+        loaded = outcome == "loads"
         with self._changed:
             (self._loaded if loaded else self._failed).add(order.request_id)
             if not loaded:
@@ -352,13 +361,14 @@ def _window_blocks(spans: Sequence[LoadSpan]) -> int:
 
 def _arrived(answer: Future[Ready], order: LoadOrder, wanted: int) -> int:
     """Return how many blocks are there, once those that are wanted are. Raises Unavailable if they
-    do not come, or not in time."""
+    do not come; _GivenUp: because computing them is faster, or there is no more time."""
     until = min(order.give_up_at, order.deadline)
     try:
         ready = answer.result(max(0.0, until - time.monotonic()))
     except TimeoutError:
         answer.cancel()
-        raise Unavailable("the blocks have not come in time") from None
+        raise _GivenUp("the blocks have not come in time") from None
     if ready.blocks < wanted:
-        raise Unavailable(f"only {ready.blocks} of the blocks have come")
+        kind = _GivenUp if ready.given_up else Unavailable
+        raise kind(f"only {ready.blocks} of the blocks have come")
     return ready.blocks

@@ -233,7 +233,7 @@ class Session:
             return stub.Await(request, timeout=timeout_s)
 
         reply = await self._caller.call(call, wait_s=wait_s)
-        return Ready(reply.ready_blocks, reply.over)
+        return Ready(reply.ready_blocks, reply.over, reply.given_up)
 
     async def release(self, *lease_ids: int) -> list[bool]:
         """End leases, or abandon reservations. True: the lease was valid until now.

@@ -194,7 +194,7 @@ class Service(AdminCalls):
         ready = await self._store.gets.ready(
             SessionId(request.session), request.lease, request.blocks
         )
-        return pb.AwaitReply(ready_blocks=ready.blocks, over=ready.over)
+        return pb.AwaitReply(ready_blocks=ready.blocks, over=ready.over, given_up=ready.given_up)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
         session, keys = SessionId(request.session), self._requests.keys(request.keys)

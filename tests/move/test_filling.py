@@ -147,6 +147,7 @@ def test_a_read_that_fails_ends_the_wait_and_what_came_is_a_hit(node: Node, disk
         disk.gate.set()
         ready = await waiting
         assert ready.over
+        assert not ready.given_up
         assert ready.blocks < len(A)
         assert right(node, grant, ready.blocks)
         node.store.release(DAEMON_SESSION, [grant.lease_id])
@@ -161,6 +162,7 @@ def test_a_record_that_is_wrong_is_never_said_to_be_there(node: Node, disk: Held
         disk.gate.set()
         ready = await node.store.gets.ready(DAEMON_SESSION, grant.lease_id, len(A))
         assert ready.over
+        assert not ready.given_up
         assert ready.blocks < len(A)
         assert right(node, grant, ready.blocks)
         node.store.release(DAEMON_SESSION, [grant.lease_id])
@@ -183,6 +185,7 @@ def test_a_load_that_loses_its_race_ends_the_wait(node: Node, disk: HeldDisk) ->
             asked = node.store.gets.ready(DAEMON_SESSION, grant.lease_id, len(A))
             ready = await asyncio.wait_for(asked, LOST_S)
             assert ready.over
+            assert ready.given_up
             assert ready.blocks < len(A)
         node.store.release(DAEMON_SESSION, [grant.lease_id])
         again = node.store.gets.acquire(

@@ -111,9 +111,8 @@ def headline(
         "leaks": leaks,
         "own_hits_none": _share(book, "none", "local_cache_hit"),
         "own_hits_cold": _share(book, "cold", "local_cache_hit"),
-        "loads_failed": sum(
-            counts["connector"].get("loads_failed", 0) for counts in book.counts.values()
-        ),
+        "loads_failed": _counted(book, "loads_failed"),
+        "loads_given_up": _counted(book, "loads_given_up"),
         "own_hits_device": _least_device_share(book),
         "from_disk_restart": _from_disk(book, "restart"),
         "restart_extra_vs_disk": _extra_vs_disk(book),
@@ -126,6 +125,10 @@ def headline(
         )
         numbers[f"loaded_{phase}"] = _share(book, phase, "external_kv_transfer")
     return numbers
+
+
+def _counted(book: Book, name: str) -> int:
+    return sum(int(counts["connector"].get(name, 0)) for counts in book.counts.values())
 
 
 def checks(numbers: dict[str, float | None], *, dtype: str = "bfloat16") -> list[Check]:

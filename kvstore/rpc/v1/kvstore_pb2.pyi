@@ -263,12 +263,14 @@ class AwaitRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., lease: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class AwaitReply(_message.Message):
-    __slots__ = ("ready_blocks", "over")
+    __slots__ = ("ready_blocks", "over", "given_up")
     READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     ready_blocks: int
     over: bool
-    def __init__(self, ready_blocks: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
+    given_up: bool
+    def __init__(self, ready_blocks: _Optional[int] = ..., over: _Optional[bool] = ..., given_up: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("session", "lease", "checksums", "durable")

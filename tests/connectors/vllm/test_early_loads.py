@@ -70,21 +70,23 @@ def test_each_block_is_copied_once_it_is_there(side, client, pages):
     assert (totals["loads"], totals["loads_early"], totals["loaded_blocks"]) == (2, 1, 4)
 
 
-@pytest.mark.parametrize("ends", ["over", "late", "daemon gone", "damaged"])
+@pytest.mark.parametrize("ends", ["over", "given up", "late", "daemon gone", "damaged"])
 def test_a_load_whose_last_block_does_not_come_fails(side, client, ends):
     order = early_order(client)
     if ends == "late":
         order = replace(order, give_up_at=time.monotonic() + 0.05)
     client.arrivals.put(Ready(1, over=False))
-    if ends == "over":
-        client.arrivals.put(Ready(1, over=True))
+    if ends in ("over", "given up"):
+        client.arrivals.put(Ready(1, over=True, given_up=ends == "given up"))
     elif ends == "damaged":
         client.arena[RECORD + 3] ^= 1
         client.arrivals.put(Ready(2, over=False))
     elif ends == "daemon gone":
         client.arrivals.put(Unavailable("the daemon is gone"))
     assert load(side, order) == (set(), {"r"})
-    assert side.counters.totals["loaded_blocks"] == 0
+    totals, given_up = side.counters.totals, ends in ("given up", "late")
+    assert (totals["loads_given_up"], totals["loads_failed"]) == (given_up, not given_up)
+    assert totals["loaded_blocks"] == 0
     assert client.corrupt == ([key(1)] if ends == "damaged" else [])
     assert client.released == [5]
 
