@@ -27,8 +27,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
-from kvstore.model.block import BlockKey, NamespaceId, Part, Ready
+from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
+from kvstore.model.outcome import Ready
 from kvstore.system.threads import Threads
 from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_vllm.counters import Counters

@@ -14,14 +14,13 @@ from kvstore.model.block import (
     Match,
     Namespace,
     NamespaceId,
-    Ready,
     Slot,
     Span,
     check_keys,
 )
 from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.model.member import Origin
-from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
+from kvstore.model.outcome import REQUEST_ID_CHARS_MAX, Ready
 from kvstore.model.tokens import BlockTokens, check_tokens
 from kvstore.rpc.status import is_without_effect
 from kvstore.rpc.v1 import kvstore_pb2 as pb

@@ -334,15 +334,6 @@ class Grant:
     present: tuple[bool, ...] = ()
 
 
-class Ready(NamedTuple):
-    """How far the slots of a lease are filled: those of its first `blocks` blocks are. over: the
-    others will not be; given_up: only because it takes too long."""
-
-    blocks: int
-    over: bool
-    given_up: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Committed:
     """How many records of a reservation or a put were stored.

@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvstore.model.block import NamespaceId
 
 REQUEST_ID_CHARS_MAX = 256
 # vLLM appends the number of the prompt, and 8 random characters, to the id its user knows.
 _APPENDED = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")
+
+
+class Ready(NamedTuple):
+    """How far the slots of a lease are filled: those of its first `blocks` blocks are. over: the
+    others will not be; given_up: only because it takes too long."""
+
+    blocks: int
+    over: bool
+    given_up: bool = False
 
 
 class Reason(StrEnum):

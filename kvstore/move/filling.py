@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.decide.index import HeldSlot, StoredPart
-from kvstore.model.block import Ready
+from kvstore.model.outcome import Ready
 from kvstore.move.file_reads import Reads
 from kvstore.move.load_race import Ended
 

@@ -15,14 +15,13 @@ from kvstore.model.block import (
     Grant,
     Match,
     NamespaceId,
-    Ready,
     Span,
     check_keys,
     padded,
 )
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.member import Origin
-from kvstore.model.outcome import Reason
+from kvstore.model.outcome import Ready, Reason
 from kvstore.move.file_leases import NO_FILE_LEASE, FileLeases
 from kvstore.move.filling import Filling
 from kvstore.move.promote import Promotion

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION, needed_spans
-from kvstore.model.block import Grant, Ready, Span
+from kvstore.model.block import Grant, Span
 from kvstore.model.checksum import checksum
+from kvstore.model.outcome import Ready
 from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore import Unavailable
-from kvstore.model.block import Ready
+from kvstore.model.outcome import Ready
 from kvstore.testing.wait import until
 from kvstore_vllm.metadata import LoadOrder, StepMetadata
 from tests.connectors.vllm.scheduler_engine import Engine, make_request

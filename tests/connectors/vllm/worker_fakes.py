@@ -18,7 +18,7 @@ from kvstore import (
     Slot,
     checksum,
 )
-from kvstore.model.block import Ready
+from kvstore.model.outcome import Ready
 from kvstore_kernels.codec.copies import Decoded
 from kvstore_vllm.metadata import LossySizes
 from kvstore_vllm.pages import Encoded
