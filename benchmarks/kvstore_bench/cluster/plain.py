@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Self
 
 from kvstore.model.errors import Unavailable
 from kvstore_bench.cluster.plan import ClusterPlan
+from kvstore_bench.huge_pages import huge_memory
 
 
 class PlainReads:
@@ -29,8 +29,7 @@ class PlainReads:
                 f"the lender's files hold {len(self._places)} of {plan.blocks} records"
             )
         self._targets = [
-            self._stack.enter_context(mmap.mmap(-1, plan.record_nbytes))
-            for _ in range(plan.streams)
+            self._stack.enter_context(huge_memory(plan.record_nbytes)) for _ in range(plan.streams)
         ]
         for target in self._targets:
             target.write(bytes(plan.record_nbytes))  # touched once, like the arena's slots
