@@ -45,7 +45,7 @@ class Three:
         """Let both store a prefix; borrow it, and say who was read from."""
         keys = chain(name, 20)
         for lender in self.lenders.values():
-            lender.put(keys)
+            lender.put(keys, wait_s=20.0)  # their arenas are full of earlier ones, not written yet
         before = {each: link.reads for each, link in self.links.items()}
         assert self.borrower.get(keys, request_id="r") == 20
         return {each for each, link in self.links.items() if link.reads > before[each]}

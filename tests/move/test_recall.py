@@ -14,7 +14,7 @@ from kvstore.move import policy_notes
 from kvstore.store import report
 from tests.store.node import SPEC, Node, chain
 
-CHAINS = [chain(number) for number in range(20)]
+CHAINS = [chain(number) for number in range(40)]
 A, B = CHAINS[:2]
 LAST = CHAINS[-1]
 
@@ -35,7 +35,7 @@ def test_a_prefix_hits_before_anything_else_is_indexed(paths: list[Path]) -> Non
     filled(paths)
     with Node(paths) as node:
         before, unindexed = len(node.planner.index), node.store.report.stats()["queues"]["recall"]
-        assert before < 24 * 10
+        assert before < 24 * len(CHAINS) // 2
         assert node.store.gets.match(SPEC.id, LAST).hit_blocks == 24
         assert len(node.planner.index) == before + 24
         assert 0 < node.store.report.stats()["queues"]["recall"] < unindexed
