@@ -20,8 +20,8 @@ COUNTERS = {
     "loads_early": "Requests among them whose first blocks were copied while the last were still "
     "read from a file.",
     "loads_failed": "Requests that were recomputed because their load failed.",
-    "loads_given_up": "Requests that were recomputed because what was still to be read would have "
-    "taken longer than computing it.",
+    "loads_given_up": "Requests that were recomputed because reading the rest would have taken "
+    "longer than computing it, or did not end in the time for it.",
     "corrupt_blocks": "Records that did not match their checksum; dropped from the cache.",
     "corrupt_fine_blocks": "Fine parts that did not match their record; reported to the daemon, "
     "and not used.",

@@ -50,19 +50,15 @@ class Filling:
             self._came += 1
         return self._blocks
 
-    @property
-    def _gave_up(self) -> bool:
-        return self._ended.result() is not Ended.DONE
-
     async def reach(self, blocks: int) -> Ready:
         """Wait until so many blocks are there, or will not be. That lasts no longer than the load
         may."""
         blocks = min(blocks, self._blocks)
         while (ready := self.ready_blocks) < blocks:
             _, record, slot = self._coming[self._came]
-            is_cancelled = self._ended.cancelled()
-            given_up = self._ended.done() and not is_cancelled and self._gave_up
-            if given_up or is_cancelled or record.loading is not slot:
+            ended = self._ended
+            given_up = ended.done() and not ended.cancelled() and ended.result() is not Ended.DONE
+            if given_up or ended.cancelled() or record.loading is not slot:
                 return Ready(ready, over=True, given_up=given_up)
             waited_for: set[asyncio.Task[Ended] | asyncio.Task[None]] = {
                 *self._reads.of([record]),
