@@ -62,6 +62,11 @@ class Objects(Generic[T]):
             at = max(0, begin - first)
             self._chunks[step][at : at + len(some)] = some
 
+    def run(self, begin: int, count: int) -> list[T]:
+        """Return those of a run of rows, as far as they are of one step."""
+        at = begin & _STEP_MASK
+        return self._chunks[begin >> _STEP_BITS][at : at + count].tolist()  # type: ignore[no-any-return]
+
     def extend(self, rows: int) -> None:
         """Add rows, whole steps of them."""
         self._chunks += [np.full(STEP_ROWS, None, object) for _ in range(rows // STEP_ROWS)]
@@ -185,18 +190,18 @@ class Rows:
     def keep_new(self, keys: Sequence[BlockKey], keeper: int) -> range | None:
         """Keep rows for some blocks, one after the other. None: a key comes twice, or has a row,
         or there are rows to be used again; then nothing has changed."""
-        if self._free or any(self.find_all(keys)) or len(set(keys)) < len(keys):
+        if self._free:
             return None
         while self._rows - self._next < len(keys):
             self._grow()
         rows = range(self._next, self._next + len(keys))
-        self._next = rows.stop
         shards = self.shards
-        if shards[0] is shards[1]:
-            shards[0].update(zip(keys, rows, strict=True))
-        else:
-            for key, row in zip(keys, rows, strict=True):
-                shards[key[-1]][key] = row
+        for key, row in zip(keys, rows, strict=True):
+            if shards[key[-1]].setdefault(key, row) != row:
+                for other in keys[: row - rows.start]:
+                    del shards[other[-1]][other]
+                return None
+        self._next = rows.stop
         self.keys.put(rows.start, keys)
         self.kept_by[rows.start : rows.stop] = bytes((keeper,)) * len(keys)
         return rows

@@ -111,21 +111,18 @@ class Recall:
 
     def _add(self, records: Sequence[FrameRecord]) -> None:
         for record in records:
-            header, blocks = record.header, record.header.blocks
+            header = record.header
+            keys, raw, stored, checksums, *_ = zip(*header.blocks, strict=True)
             frame = StoredFrame(
-                record.location,
-                header.part,
-                header.codec_id,
-                tuple(block.stored_nbytes for block in blocks),
-                header.sequence,
+                record.location, header.part, header.codec_id, stored, header.sequence
             )
+            blocks = list(zip(range(len(keys)), keys, raw, checksums, strict=True))
+            if len(record.live) < len(blocks):
+                blocks = [blocks[at] for at in record.live]
             self._planner.recovery.add(
                 header.namespace_id,
                 frame,
-                [
-                    (at, blocks[at].key, blocks[at].raw_nbytes, blocks[at].raw_checksum)
-                    for at in record.live
-                ],
+                blocks,
                 first_block=header.first_block,
                 parent=header.parent,
             )

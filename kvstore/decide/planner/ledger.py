@@ -297,7 +297,7 @@ class Ledger:
             return False
         frame.blocks = dict(zip(run.positions, run.keys, strict=True))
         self.frames.setdefault(frame)
-        nbytes = sum(padded(frame.stored_nbytes[position]) for position in run.positions)
+        nbytes = sum(map(padded, map(frame.stored_nbytes.__getitem__, run.positions)))
         self.index.namespaces.in_files(
             run.namespace_id, nbytes, frame.part.group, records=len(run.keys)
         )

@@ -38,16 +38,18 @@ class Recovery:
         """
         index = self._ledger.index
         part = index.own_part(frame.part)
-        key_at = {position: key for position, key, _, _ in blocks}
         positions, keys, sizes, checksums = zip(*blocks, strict=True)
-        parents = [key_at.get(at - 1) if at else parent for at in positions]
+        if positions == tuple(range(len(blocks))):
+            parents = [parent, *keys[:-1]]
+        else:
+            key_at = dict(zip(positions, keys, strict=True))
+            parents = [key_at.get(at - 1) if at else parent for at in positions]
         run = FoundRun(namespace_id, first_block, positions, keys, parents, sizes, checksums)
         if self._ledger.adopt(frame, run):
             return
-        for position, key, nbytes, value in blocks:
+        for (position, key, nbytes, value), above in zip(blocks, parents, strict=True):
             block = index.by_key(key)
             if block is None:
-                above = key_at.get(position - 1) if position else parent
                 block = StoredBlock(key, namespace_id, first_block + position, above)
                 index.add(block)
             elif block.namespace_id != namespace_id:

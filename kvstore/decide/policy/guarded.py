@@ -64,6 +64,13 @@ class Guarded:
 
     def adopt_all(self, keys: Sequence[BlockKey], parents: Sequence[BlockKey | None]) -> None:
         """Adopt several blocks, in this order."""
+        adopt_run = getattr(self._policy, "adopt_run", None)
+        if adopt_run is not None and list(parents[1:]) == list(keys[:-1]):
+            try:
+                adopt_run(keys, parents[0])
+                return
+            except Exception as error:
+                self._fall_back(error)
         adopt = self._policy.adopt
         for key, parent in zip(keys, parents, strict=True):
             try:

@@ -210,6 +210,22 @@ class HazardDensity:
         if not tree.children[row]:
             self._leaves.link(row)
 
+    def adopt_run(self, keys: Sequence[BlockKey], parent: BlockKey | None) -> None:
+        self.adopt(keys[0], parent)
+        tree, rest, rows = self._tree, list(keys[1:]), None
+        first = tree.find(keys[0])
+        last_use = self._hazard.last_use
+        if rest and not (self._knows_found and any(map(last_use, keys))):
+            rows = tree.enter_after(first, rest)
+        if rows is None:
+            for key, above in zip(rest, keys, strict=False):
+                self.adopt(key, above)
+        elif tree.marks[first] & FOUND or not self._adopted:
+            self._leaves.came_after(first, rows, self._before, uses=1, marks=FOUND)
+        else:
+            request, marks = tree.request(first), tree.marks[first] & GAP
+            self._leaves.came_after(first, rows, request, uses=tree.uses[first], marks=marks)
+
     def _adopted_request(self, at: float, number: int) -> Request:
         """Return the request of an earlier life that used blocks then."""
         last, (turn, gap) = self._last_adopted, turn_and_gap(number)

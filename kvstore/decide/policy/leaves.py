@@ -8,6 +8,7 @@ So a tier that follows another order from now on moves nothing.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
@@ -113,6 +114,20 @@ class Leaves:
             if above and tree.children[above] == 1:
                 self.unlink(above)  # it is a leaf no longer
         return row
+
+    def came_after(
+        self, above: int, rows: range, request: Request, *, uses: int, marks: int
+    ) -> None:
+        """Set what is known of blocks that came by `enter_after`, alike all of them: the last of
+        them is a leaf."""
+        tree, at, count = self.tree, slice(rows.start, rows.stop), len(rows)
+        if tree.children[above] == 1:
+            self.unlink(above)  # it is a leaf no longer
+        tree.request_of[at] = array("I", [tree.count(request, count)]) * count
+        tree.uses[at] = array("I", [uses]) * count
+        tree.marks[at] = bytes((marks,)) * count
+        tree.ring_of[at] = array("H", bytes(2 * count))
+        self.link(rows[-1])
 
     def leave(self, row: int) -> None:
         """Remove a block that is here. Its parent may be a leaf then."""

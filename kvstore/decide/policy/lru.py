@@ -9,6 +9,7 @@ outlives it. This is leaf-LRU, what vLLM and SGLang do on the device.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from kvstore.decide.policy.prefix_tree import PrefixTree
@@ -40,6 +41,18 @@ class TailFirstLru:
 
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
         self._insert(key, parent, FOUND)
+
+    def adopt_run(self, keys: Sequence[BlockKey], parent: BlockKey | None) -> None:
+        self._insert(keys[0], parent, FOUND)
+        first, rest = self._tree.find(keys[0]), list(keys[1:])
+        rows = None
+        if rest and self._held.keys().isdisjoint(keys):
+            rows = self._tree.enter_after(first, rest)
+        if rows is not None:
+            self._link_after(first, rows)
+            return
+        for key, above in zip(rest, keys, strict=False):
+            self._insert(key, above, FOUND)
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         here, newer = self._tree.here, self._newer
@@ -159,6 +172,15 @@ class TailFirstLru:
         below = older[above]
         newer[row], older[row] = above, below
         newer[below] = older[above] = row
+
+    def _link_after(self, above: int, rows: range) -> None:
+        """Do what `_link` does with each of these rows, beside the one before it. The first one is
+        the next after `above`, which is in the ring."""
+        older, newer, last = self._older, self._newer, rows[-1]
+        below = older[above]
+        newer[rows.start : rows.stop] = array("I", range(above, last))
+        older[above:last] = array("I", rows)
+        older[last], newer[below] = below, last
 
     def _unlink(self, row: int) -> None:
         """Take a row out of the ring; its own links stay, for whoever is walking there."""

@@ -12,7 +12,7 @@ instead of an object and a place in a table of its own.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvstore.decide.rows import Rows
@@ -30,6 +30,8 @@ class PrefixTree:
     def __init__(self, rows: Rows | None = None) -> None:
         self.rows = rows if rows is not None else Rows()
         self._keeper, self._kept_by = self.rows.keeper(), self.rows.kept_by
+        self._with_me = bytes(kept | self._keeper for kept in range(256))
+        self._without_me = bytes(kept & ~self._keeper for kept in range(256))
         self._columns: list[object] = []
         self.here = self.flags()
         self.children = self.column("I")
@@ -77,6 +79,26 @@ class PrefixTree:
                 self.parents[row] = above
                 self.children[above] += 1
         return row
+
+    def enter_after(self, row: int, keys: Sequence[BlockKey]) -> range | None:
+        """Add blocks each of which follows the one before it, the first of them the block of `row`;
+        return their rows. None: nothing has changed, because one of them is known here, or because
+        their rows are not the next ones, as those of blocks that came together mostly are."""
+        count = len(keys)
+        rows = range(row + 1, row + 1 + count)
+        at = slice(rows.start, rows.stop)
+        kept_by = self._kept_by[at]
+        if self.rows.keys.run(rows.start, count) != keys:
+            return None
+        if kept_by.translate(self._without_me) != kept_by:
+            return None
+        self._kept_by[at] = kept_by.translate(self._with_me)
+        self.here[at] = b"\1" * count
+        self.parents[at] = array("I", range(row, row + count))
+        self.children[row] += 1
+        self.children[rows.start : rows.stop - 1] = array("I", [1]) * (count - 1)
+        self.blocks += count
+        return rows
 
     def leave(self, row: int) -> int:
         """Remove a block that is here; return the row of its parent, 0 for none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import NamedTuple
 
 from kvstore.format.frame.page import (
@@ -276,7 +277,7 @@ def _entries(
 ) -> tuple[tuple[RunBlock, ...], tuple[BlockKey, ...]]:
     used = page[_FIXED.size : _used_nbytes(kind, count, layout)]
     if kind is FrameKind.RUN:
-        return tuple(RunBlock(*entry) for entry in layout.entry.iter_unpack(used)), ()
+        return tuple(starmap(RunBlock, layout.entry.iter_unpack(used))), ()
     return (), tuple(BlockKey(key) for (key,) in _KEY.iter_unpack(used))
 
 
@@ -315,22 +316,21 @@ def _run_problem(header: FrameHeader) -> str:
         return f"first block {header.first_block} or codec {header.codec_id}"
     if header.parent is not None and (len(header.parent) != KEY_NBYTES or header.parent == NO_KEY):
         return "parent is not a key"
-    for block in header.blocks:
-        if problem := _block_problem(block, header.codec_id):
-            return problem
-    return ""
+    return _blocks_problem(header.blocks, header.codec_id)
 
 
-def _block_problem(block: RunBlock, codec_id: int) -> str:
-    key, raw_nbytes, stored_nbytes, raw_checksum, stored_checksum, seal = block
-    if not 1 <= raw_nbytes <= RECORD_NBYTES_MAX or len(key) != KEY_NBYTES:
-        return f"a block of {raw_nbytes} bytes or with a key of a wrong size"
-    if not 1 <= stored_nbytes <= STORED_NBYTES_MAX:
-        return f"a block stored in {stored_nbytes} bytes"
-    if codec_id == 0 and stored_nbytes != raw_nbytes:
+def _blocks_problem(blocks: Sequence[RunBlock], codec_id: int) -> str:
+    """Look at one value of all blocks at a time: several times faster than a block at a time."""
+    keys, raw, stored, raw_checksums, stored_checksums, seals = zip(*blocks, strict=True)
+    if set(map(len, keys)) != {KEY_NBYTES} or not {0, SEAL_NBYTES}.issuperset(map(len, seals)):
+        return "a block with a key or a seal of a wrong size"
+    if not 1 <= min(raw) <= max(raw) <= RECORD_NBYTES_MAX:
+        return f"blocks of {min(raw)} to {max(raw)} bytes"
+    if not 1 <= min(stored) <= max(stored) <= STORED_NBYTES_MAX:
+        return f"blocks stored in {min(stored)} to {max(stored)} bytes"
+    if codec_id == 0 and stored != raw:
         return "a raw block stored in another size"
-    if not (0 <= raw_checksum <= U64_MAX and 0 <= stored_checksum <= U64_MAX):
+    checksums = raw_checksums + stored_checksums
+    if not 0 <= min(checksums) <= max(checksums) <= U64_MAX:
         return "a checksum beyond 64 bits"
-    if len(seal) not in (0, SEAL_NBYTES):
-        return f"a seal of {len(seal)} bytes"
     return ""

@@ -23,6 +23,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.format.frame import SegmentTag
 from kvstore.model.errors import Unavailable
@@ -39,7 +40,7 @@ from kvstore.tier.file.health import Health
 from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.recall import Recall
 from kvstore.tier.file.recovery import LoadedSegment, adopted, holds_sealed, load_segment
-from kvstore.tier.file.segment import FramePlace
+from kvstore.tier.file.segment import FramePlace, Segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
 from kvstore.tier.file.space import Space
 from kvstore.tier.file.threads import Run, all_or_raise, run_blocking
@@ -147,14 +148,15 @@ class FileTier:
                 await self.run(partial(self._files.unlink, await self._tags()))
             if self.keys is not None:
                 await self.run(partial(self._load_keys, await self._tags()))
-            segments = await self._load()
+            opened = await self._load()
+            segments = [each.loaded for each in opened]
             if whole and (refused := sum(loaded.refused for loaded in segments)):
                 raise DiskUnreadable(f"{refused} reads of its segments failed")
             self.health.suspects |= suspects
             if self.keys is not None and not any(loaded.refused for loaded in segments):
                 used = {s.key.wrapped.epoch for s in segments if s.key is not None}
                 await self.run(partial(self.keys.retire, used))
-            recovered = await self._recover(segments, started)
+            recovered = await self._recover(opened, started)
         except BaseException:
             self._calls.is_open = False
             await self._release()
@@ -177,19 +179,20 @@ class FileTier:
         names = await self.run(partial(self._disk.names, self._path))
         return sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
 
-    async def _load(self) -> list[LoadedSegment]:
-        loads = [self.run(partial(load_segment, self._files, tag)) for tag in await self._tags()]
+    async def _load(self) -> list[_Opened]:
+        loads = [self.run(partial(_load, self._files, tag)) for tag in await self._tags()]
         segments = all_or_raise(await asyncio.gather(*loads, return_exceptions=True))
         # A process that was killed may have left files that its directory does not durably name.
         await self.run(self._files.sync_directory)
         return list(_one_each(segments))
 
-    async def _recover(self, segments: Sequence[LoadedSegment], started: float) -> Recovered:
-        for loaded in segments:
-            self.space.segments.add(adopted(loaded), loaded.sizes)
-        for loaded in segments:
+    async def _recover(self, opened: Sequence[_Opened], started: float) -> Recovered:
+        segments = [loaded for loaded, _ in opened]
+        for loaded, segment in opened:
+            self.space.segments.add(segment, loaded.sizes)
+        for loaded, segment in opened:
             for gap in loaded.gaps:
-                self.space.add_hole(self.space.segments[loaded.tag.number], gap)
+                self.space.add_hole(segment, gap)
         await self.health.measure_free()
         found = await self.run(partial(Found, segments, frozenset(self.health.suspects)))
         self.recall.begin(found)
@@ -283,16 +286,29 @@ class FileTier:
             _close_all(self._disk, [taken.lock_fd])
 
 
-def _one_each(segments: Sequence[LoadedSegment]) -> Iterator[LoadedSegment]:
+class _Opened(NamedTuple):
+    """A segment as read, and the bookkeeping of it."""
+
+    loaded: LoadedSegment
+    segment: Segment
+
+
+def _load(files: SegmentFiles, tag: SegmentTag) -> _Opened:
+    loaded = load_segment(files, tag)
+    return _Opened(loaded, adopted(loaded))
+
+
+def _one_each(opened: Sequence[_Opened]) -> Iterator[_Opened]:
     """Yield one segment of each number. Another one was put there from elsewhere: it is left alone,
     and least of all believed if no key opens it."""
     seen: set[int] = set()
-    for loaded in sorted(segments, key=lambda each: (each.tag.number, each.locked)):
-        if loaded.tag.number in seen:
-            _log.warning("segment=ignored name=%s: its number is taken", segment_name(loaded.tag))
+    for each in sorted(opened, key=lambda one: (one.loaded.tag.number, one.loaded.locked)):
+        tag = each.loaded.tag
+        if tag.number in seen:
+            _log.warning("segment=ignored name=%s: its number is taken", segment_name(tag))
             continue
-        seen.add(loaded.tag.number)
-        yield loaded
+        seen.add(tag.number)
+        yield each
 
 
 def _close_all(disk: Disk, fds: Sequence[int]) -> None:
