@@ -31,6 +31,7 @@ def test_a_block_costs_less_than_its_bound_with_either_policy() -> None:
     assert min(*result["match_p50_us"].values(), *result["put_p50_us"].values()) > 0
     for policy in ("lru", "hz"):
         assert result[f"bytes_per_block_{policy}"] == result["bytes_per_block"][policy]
+        assert 0 < result["pause_cpu_ms"][policy] <= result["pause_ms"][policy] + 0.1
         assert result["pause_ms"][policy] >= result["put_p50_us"][policy] / 1e3
     assert result["match_p50_40k_vs_4k"] == max(result["match_p50_vs_tenth"].values())
     assert result["longest_pause_ms"] == max(result["pause_ms"].values())

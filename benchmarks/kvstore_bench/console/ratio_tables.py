@@ -228,6 +228,7 @@ def print_index(result: Mapping[str, Any]) -> None:
         "match_p50_us": "match of 64, p50 us",
         "put_p50_us": "put of 64, p50 us",
         "pause_ms": "longest call, ms",
+        "pause_cpu_ms": "longest call, ms of processor time",
     }
     columns = {field: title for field, title in columns.items() if field in result}
     table = _table(title, ("policy", *columns.values()))

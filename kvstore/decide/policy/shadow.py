@@ -6,6 +6,8 @@ model of `share` of the blocks in `share` of the room hits what the tier would (
 et al., FAST'15). One model evicts by hazard, the other by last use. What one of them has hit
 more than the other is summed up, and what was longer ago counts for less. The tier follows the
 other order once the sum is larger than chance would make it: as a random walk of the same steps.
+Where neither order is better the sum is such a walk, and each change loses what the walk takes back
+until the next. So who followed hazard and lost by it asks for more of a sum the next time.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ SHADOW_BLOCKS = 4096
 ALL = 1 << 16  # a share of the keys is so many of these
 MEMORY = 16.0
 """What was asked for so many times the room ago counts a third."""
-DOUBT = 0.75  # standard deviations of chance, before the tier goes by hazard again
-DOUBT_BACK = 0.2  # the same, before it goes by last use: that is never far from the best
+DOUBT = 1.5  # standard deviations of chance, before the tier goes by hazard again
+DOUBT_BACK = 1.0  # the same, before it goes by last use
+DOUBT_GROWS = 1.5  # times DOUBT, for each time that it went by hazard again and hit less for it
+LOST_MAX = 3  # of those times count
 STAYS = 0.5  # of its room is asked of a shadow, at least, between two changes of the order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed
 ROOM_STAYS = 1.0 - 1.0 / 512  # of the tier's room, until as much of it is seen to be used again
@@ -77,6 +81,8 @@ class Shadows:
         self._ahead = 0.0  # what hazard hit more, in blocks times their worth
         self._squares = 0.0
         self._since = float("inf")  # the last change, what was asked for
+        self._gain = 0.0  # since then, what hazard hit more
+        self._lost = 0
         self.by_use = False
         self.switches = 0
 
@@ -103,6 +109,7 @@ class Shadows:
         self._hits = self._hits[0] * stays + hazard, self._hits[1] * stays + use
         self._ahead = self._ahead * stays + ahead
         self._squares = self._squares * stays**2 + ahead**2
+        self._gain += ahead
         return ahead != 0.0 and self._since >= STAYS * room and self._is_time_to_switch()
 
     def end(self, prefix: Sequence[BlockKey]) -> None:
@@ -126,12 +133,17 @@ class Shadows:
         )
 
     def _is_time_to_switch(self) -> bool:
-        ahead, doubt = (self._ahead, DOUBT) if self.by_use else (-self._ahead, DOUBT_BACK)
+        ahead, doubt = -self._ahead, DOUBT_BACK
+        if self.by_use:
+            ahead, doubt = self._ahead, DOUBT * DOUBT_GROWS**self._lost
         if self._squares < EVIDENCE_MIN or ahead <= doubt * sqrt(self._squares):
             return False
+        if not self.by_use and self.switches:
+            lost = self._lost + (1 if self._gain < 0.0 else -1)
+            self._lost = min(max(0, lost), LOST_MAX)
         self.by_use = not self.by_use
         self.switches += 1
-        self._since = 0.0
+        self._since = self._gain = 0.0
         return True
 
     # ---- the sample --------------------------------------------------------------------------
@@ -158,7 +170,7 @@ class Shadows:
         for row in before:
             before.ungive(row)
         self._by_use = OrderedDict.fromkeys(self._sample(list(self._by_use)))
-        for sum_ in ("_ahead", "_asked"):
+        for sum_ in ("_ahead", "_asked", "_gain"):
             setattr(self, sum_, getattr(self, sum_) / 2)
         self._hits = self._hits[0] / 2, self._hits[1] / 2
         self._squares /= 2
