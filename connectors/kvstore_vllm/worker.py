@@ -30,8 +30,10 @@ logger = logging.getLogger(__name__)
 CLOSE_WAIT_S = 2.0
 SLEEP_WAIT_S = 10.0
 """Longer than a save may wait for the daemon: a copy itself takes milliseconds."""
-IDLE_WAIT_S = 0.005
-"""Of a step without work, for a load. A request that comes meanwhile is seen as much later."""
+IDLE_WAIT_S = 0.010
+"""Of a step without work, for a load: most from DRAM end within it. An empty step between takes the
+interpreter's lock from the threads that load. A request that comes meanwhile is seen as much later.
+"""
 
 
 class WorkerSide:

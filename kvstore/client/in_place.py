@@ -27,7 +27,7 @@ from kvstore.system.threads import outlive
 logger = logging.getLogger(__name__)
 
 PIECE_NBYTES = 16 << 20  # of records that are promoted first
-LARGE_PIECE_NBYTES = 64 << 20  # of others: fewer calls
+LARGE_PIECE_NBYTES = 64 << 20  # of those that are read in files: fewer calls
 STAGED_PIECE_NBYTES = 64 << 20  # each costs a reserve and a commit, which copies of it outweigh
 STAGED_SHARE = 3 / 8  # of what may be written into: two pieces on their way take most of it
 PIECES_IN_FLIGHT = 4
@@ -235,9 +235,10 @@ class InPlace:
         """Take records piece by piece: while one is copied, or read in files, the next ones are
         leased or promoted. All in flight together lease no more than a window."""
         is_late = time.monotonic() >= deadline
-        is_here = batch.nbytes <= PIECE_NBYTES or is_late or self._reads_files(wanted)
-        if is_here or await self._is_resident(batch):
+        if self._reads_files(wanted):
             most = min(LARGE_PIECE_NBYTES, window_nbytes // 2)
+        elif batch.nbytes <= PIECE_NBYTES or is_late or await self._is_resident(batch):
+            most = window_nbytes // 2  # nothing to wait for but copies
         else:
             most = min(PIECE_NBYTES, window_nbytes // PIECES_IN_FLIGHT)
         step = max(1, min(most // batch.record_nbytes, batch.keys_max))

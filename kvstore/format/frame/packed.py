@@ -36,6 +36,7 @@ _NBYTES = struct.Struct("<H")
 _KIND, _SEQUENCE, _OFFSET, _NAMESPACE, _COUNT, _ENTRIES = 10, 16, 24, 56, 132, 136
 _STORED = 36
 _GUARD_NBYTES = 8
+ALIKE = 16  # records of one size in a row; then it is worth to look at many at once
 PACKED_NBYTES_MAX = _NBYTES.size + _ENTRIES + KILLED_MAX * KEY_NBYTES + _GUARD_NBYTES
 
 
@@ -104,7 +105,14 @@ class PackedFrames:
 
     def namespaces(self) -> set[NamespaceId]:
         """Return the namespaces of all runs and tombstones."""
-        places = (self._starts + _NAMESPACE).tolist()
+        data = np.frombuffer(self._body, np.uint8)
+        numbers = [
+            _numbers(data, self._starts + at, 8)
+            for at in range(_NAMESPACE, _NAMESPACE + KEY_NBYTES, 8)
+        ]
+        first = np.ones(len(self), np.bool_)  # of frames in a row that are of one namespace
+        first[1:] = np.any([each[1:] != each[:-1] for each in numbers], axis=0)
+        places = (self._starts[first] + _NAMESPACE).tolist()
         return {NamespaceId(self._body[at : at + KEY_NBYTES]) for at in places}
 
     def where(self, wanted: npt.NDArray[np.bool_]) -> PackedFrames:
@@ -143,15 +151,29 @@ def _records(body: bytes) -> tuple[Ints, Ints]:
     """Return where each record starts, and its bytes. Raises ValueError."""
     starts: list[int] = []
     sizes: list[int] = []
-    at, end = 0, len(body)
+    at, end, last, alike = 0, len(body), -1, 0
     while at + _NBYTES.size <= end:
         nbytes = body[at] | body[at + 1] << 8
-        starts.append(at + _NBYTES.size)
-        sizes.append(nbytes)
-        at += _NBYTES.size + nbytes
+        alike = alike + 1 if nbytes == last else 0
+        last, count = nbytes, 1
+        if alike >= ALIKE:
+            count, alike = _count_alike(body, at, nbytes), 0
+        step = _NBYTES.size + nbytes
+        starts.extend(range(at + _NBYTES.size, at + _NBYTES.size + count * step, step))
+        sizes.extend([nbytes] * count)
+        at += count * step
     if at != end:
         raise ValueError("the last record is cut")
     return _ints(starts), _ints(sizes)
+
+
+def _count_alike(body: bytes, at: int, nbytes: int) -> int:
+    """Return how many records from `at` on say that they have `nbytes`: one or more."""
+    step = _NBYTES.size + nbytes
+    most = (len(body) - at - _NBYTES.size) // step + 1
+    said = np.ndarray((most,), "<u2", body, offset=at, strides=(step,))
+    others = np.flatnonzero(said != nbytes)
+    return int(others[0]) if len(others) else most
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.format.frame import FrameHeader, PackedFrames, SegmentTag, encode_header, pack_header
-from kvstore.format.frame.packed import join_packed
+from kvstore.format.frame.packed import ALIKE, _records, join_packed
 from tests.format.frame.strategies import HEADERS, TAGS
 from tests.format.frame.test_header import KEYS_TOMBSTONE, RUN, TAG
 
@@ -73,3 +73,24 @@ def test_a_cut_body_is_refused(cut: int) -> None:
     body = join_packed(packed(placed([RUN, RUN])))
     with pytest.raises(ValueError, match="record"):
         PackedFrames(body[:-cut], TAG)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.sampled_from([1, 2, ALIKE, ALIKE + 2, 50]))),
+    st.integers(0, 300),
+)
+def test_records_of_one_size_in_a_row_are_cut_like_any_others(
+    runs: list[tuple[int, int]], cut: int
+) -> None:
+    body = join_packed(bytes(nbytes) for nbytes, count in runs for _ in range(count))
+    starts, sizes = _records(body)
+    assert sizes.tolist() == [nbytes for nbytes, count in runs for _ in range(count)]
+    ends = np.cumsum(sizes + 2)
+    assert starts.tolist() == (ends - sizes).tolist()
+    short = body[: max(0, len(body) - cut)]
+    whole = [0, *ends.tolist()]
+    if len(short) in whole:
+        assert len(_records(short)[0]) <= len(sizes)
+    else:
+        with pytest.raises(ValueError, match="cut"):
+            _records(short)
