@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import reduce
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
@@ -57,16 +58,12 @@ class _Copy(NamedTuple):
     fines: Sequence[Fine | None]
     blocks: Sequence[int]
 
-    def share(self, part: int, parts: int) -> _Copy:
-        """Return one of `parts` about equal parts."""
-        count = len(self.records)
-        return self._cut(slice(count * part // parts, count * (part + 1) // parts))
-
     def between(self, begin: int, end: int) -> _Copy:
         """Return what belongs to blocks [begin, end) of the prefix."""
-        return self._cut(slice(bisect_left(self.blocks, begin), bisect_left(self.blocks, end)))
+        return self.cut(slice(bisect_left(self.blocks, begin), bisect_left(self.blocks, end)))
 
-    def _cut(self, cut: slice) -> _Copy:
+    def cut(self, cut: slice) -> _Copy:
+        """Return some of the records."""
         return _Copy(
             self.group,
             self.keys[cut],
@@ -293,7 +290,7 @@ class Loader:
     def _copy_shares(self, copies: Sequence[_Copy], after: Any) -> _Found:
         writers = self._pages.writers
         parts = writers * SHARES if writers > 1 else 1
-        shares = iter([[copy.share(part, parts) for copy in copies] for part in range(parts)])
+        shares = iter(_shares(copies, parts))
         jobs: list[Future[_Found]] = []
         try:
             for _ in range(writers - 1):
@@ -330,7 +327,7 @@ class Loader:
     def _carry_out(self, shares: Iterator[Sequence[_Copy]], after: Any) -> _Found:
         """Copy records, share by share as other threads leave some, and say what was wrong."""
         found = _Found([], [], 0)
-        for copy in (copy for share in shares for copy in share if copy.records):
+        for copy in (copy for share in shares for copy in share):
             decoded = self._write(copy, after)
             checked = list(zip(copy.keys, decoded, copy.checksums, strict=True))
             corrupt = [key for key, each, expected in checked if each.base != expected]
@@ -351,6 +348,26 @@ class Loader:
             self._client.admin.delete(namespace_id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
+
+
+def _shares(copies: Sequence[_Copy], parts: int) -> list[list[_Copy]]:
+    """Cut records into parts of about as many bytes, each of few groups: every group of a part is a
+    call, which takes the interpreter's lock from the other threads."""
+    sizes = [len(record) for copy in copies for record in copy.records]
+    begins = list(accumulate(sizes, initial=0))
+    total = begins.pop()
+    cuts = [bisect_left(begins, total * part // parts) for part in range(parts)]
+    shares = []
+    for begin, end in pairwise([*cuts, len(sizes)]):
+        first, share = 0, []
+        for copy in copies:
+            count = len(copy.records)
+            some = copy.cut(slice(max(0, begin - first), max(0, min(end - first, count))))
+            if some.records:
+                share.append(some)
+            first += count
+        shares.append(share)
+    return shares
 
 
 def _window_blocks(spans: Sequence[LoadSpan]) -> int:

@@ -9,7 +9,9 @@ from kvstore.model.block import BlockKey
 
 
 class Policy(Protocol):
-    """Orders the blocks of one tier from the first to leave to the last."""
+    """Orders the blocks of one tier from the first to leave to the last.
+
+    It may have `adopt_run(keys, parent)`, too: `adopt` of blocks that follow each other, in one."""
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
         """Admit a block that was just written; `parent` is the block before it in its prefix."""
