@@ -140,6 +140,37 @@ def test_it_does_not_flap_where_both_hit_about_as_much() -> None:
     assert race.hz.choice.switches <= 8, "it was asked for 20 times what it has room for"
 
 
+def test_each_time_that_it_has_lost_by_hazard_it_asks_for_more() -> None:
+    """Two orders that are equally good: their difference goes up and down."""
+    shadows = Shadows(Hazard(), Requests())
+    shadows._squares = 100.0  # ten blocks are what chance makes of it
+
+    def switches_at(step: float) -> float:
+        """Let the sum grow, for one order or the other, until it is enough."""
+        shadows._ahead = 0.0
+        while not shadows._is_time_to_switch():
+            shadows._ahead += step
+        return abs(shadows._ahead)
+
+    def lose() -> None:
+        shadows._gain = -1.0
+        assert switches_at(-0.5) == 10.5
+
+    assert switches_at(-0.5) == 10.5  # it began by hazard, which says nothing
+    assert switches_at(0.5) == 15.5
+    lose()
+    assert switches_at(0.5) == 23.0
+    lose()
+    assert switches_at(0.5) == 34.0
+    for _ in range(5):
+        lose()
+        last = switches_at(0.5)
+    assert last == 51.0  # no more than that
+    shadows._gain = 1.0
+    assert switches_at(-0.5) == 10.5
+    assert switches_at(0.5) == 34.0
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9), st.floats(0, 400)), max_size=120),
