@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvstore.format.frame import FrameHeader
-from kvstore.format.frame.packed import Ints, Unsigned
+from kvstore.format.frame.packed import Unsigned
 from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId
 from kvstore.tier.file.live import Deaths
 from kvstore.tier.file.recovery import LoadedSegment
@@ -25,6 +26,7 @@ from kvstore.tier.file.segment import FileExtent, FramePlace
 
 _NUMBERS_OF_A_KEY = KEY_NBYTES // 8  # the first of them is its head
 _RUN = np.uint64(0xFFFF_FFFF)  # the lower half of an entry
+SHARED_ENTRIES = 1 << 20  # take 50 ms to sort: a second thread is worth it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,7 @@ class Found:
         none: Unsigned = np.zeros(0, np.uint64)
         self._sequences = np.concatenate([none, *(frames.sequences for frames in self._runs)])
         self._by_age = np.argsort(self._sequences, kind="stable").tolist()[::-1]  # oldest last
-        blocks: Ints = np.concatenate([none.astype(np.int64), *(f.blocks for f in self._runs)])
-        heads: Unsigned = np.concatenate([none, *(frames.heads for frames in self._runs)])
-        # Half of a key's head, and the number of its run, in one number: `argsort` takes three
-        # times as long.
-        run_of = np.repeat(np.arange(self._left, dtype=np.uint64), blocks)
-        self._entries = (heads & ~_RUN) | run_of
-        self._entries.sort()
+        self._entries = _sorted(self._listed())
 
     def __len__(self) -> int:
         return self._left
@@ -92,13 +88,12 @@ class Found:
         if not self._left or not keys:
             return Taken([], [])
         heads = np.frombuffer(b"".join(keys), "<u8")[::_NUMBERS_OF_A_KEY]
-        first = np.searchsorted(self._entries, heads & ~_RUN, "left").tolist()
-        last = np.searchsorted(self._entries, heads | _RUN, "right").tolist()
-        runs = {
-            run
-            for start, end in zip(first, last, strict=True)
-            for run in (self._entries[start:end] & _RUN).tolist()
-        }
+        runs: set[int] = set()
+        for entries in self._entries:
+            first = np.searchsorted(entries, heads & ~_RUN, "left").tolist()
+            last = np.searchsorted(entries, heads | _RUN, "right").tolist()
+            for start, end in zip(first, last, strict=True):
+                runs.update((entries[start:end] & _RUN).tolist())
         return self._take(sorted(run for run in runs if not self._taken[run]))
 
     def take_oldest(self, count: int) -> Taken:
@@ -111,6 +106,18 @@ class Found:
         oldest = next(self._oldest())
         self._by_age.append(oldest)
         return int(self._sequences[oldest])
+
+    def _listed(self) -> Unsigned:
+        """Return a number for each block: half of its key's head, and then the number of its run.
+        `argsort` of the heads takes three times as long as it takes to sort these."""
+        listed: Unsigned = np.empty(sum(len(frames.heads) for frames in self._runs), np.uint64)
+        at = 0
+        for first, frames in zip(self._firsts, self._runs, strict=False):
+            some = listed[at : at + len(frames.heads)]
+            np.bitwise_and(frames.heads, ~_RUN, out=some)
+            some |= np.repeat(np.arange(first, first + len(frames), dtype=np.uint64), frames.blocks)
+            at += len(some)
+        return listed
 
     def _oldest(self) -> Iterator[int]:
         """Take runs off the list by age."""
@@ -139,5 +146,18 @@ class Found:
         taken.records.sort(key=lambda record: record.header.sequence)
         if not self._left:
             self._runs, self._by_age = [], []
-            self._entries = np.zeros(0, np.uint64)
+            self._entries = []
         return taken
+
+
+def _sorted(entries: Unsigned) -> list[Unsigned]:
+    """Sort numbers in place; return them in one or two halves, each sorted by a thread."""
+    if len(entries) < SHARED_ENTRIES:
+        entries.sort()
+        return [entries]
+    half = len(entries) // 2
+    beside = Thread(target=entries[:half].sort)
+    beside.start()
+    entries[half:].sort()
+    beside.join()
+    return [entries[:half], entries[half:]]

@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from kvstore.model.block import BlockKey
+from kvstore.tier.file import found
 from tests.tier.file.frames import (
     NAMESPACE,
     OTHER,
@@ -15,6 +18,12 @@ from tests.tier.file.frames import (
     verify,
 )
 from tests.tier.file.frames import unrecalled as opened
+
+
+@pytest.fixture(params=[found.SHARED_ENTRIES, 2], ids=["one thread", "two threads"], autouse=True)
+def _shared_entries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few entries are sorted by one thread; here by two, too."""
+    monkeypatch.setattr(found, "SHARED_ENTRIES", request.param)
 
 
 def test_a_key_finds_the_runs_that_hold_it_and_each_comes_once(tmp_path: Path) -> None:
