@@ -16,8 +16,6 @@ LONG_S = 7200.0
 """From here on memory may grow by that share. In shorter runs allocators still warm up: up to 84
 MiB where two engines share two cores."""
 GROWTH_SHORT_BYTES_MAX = 96 << 20
-STEP_BYTES_MAX = 4 << 20
-"""In one life memory may grow by so much: a table that doubles."""
 THREADS_SHORT_MAX = 4
 """Pools start a thread when they first need it."""
 THREADS_MAX = 1
@@ -130,19 +128,20 @@ def failures(report: dict[str, Any]) -> list[str]:
         return found
     if not report["growth_in_life"]:
         found.append("no process was seen twice before the first kill")
-    lives = [(*each, 0) for each in growth_of(report["reports"]).items()]
-    lives += [(*each, STEP_BYTES_MAX) for each in report["growth_in_life"].items()]
-    for name, growth, step in lives:
+    lives = [(*each, THREADS_MAX) for each in growth_of(report["reports"]).items()]
+    lives += [(*each, 0) for each in report["growth_in_life"].items()]
+    for name, growth, others in lives:
         long = report["seconds"] >= LONG_S
-        threads = THREADS_MAX if long else THREADS_SHORT_MAX
+        threads = others if long else THREADS_SHORT_MAX
         most = {"descriptors": 0, "extents": 0, "threads": threads}
         found += [
             f"{name} leaks {what}: {growth[what]:g}"
             for what, limit in most.items()
             if growth[what] > limit
         ]
-        least = step if long else GROWTH_SHORT_BYTES_MAX
-        if growth["memory_share"] > GROWTH_SHARE_MAX and growth[MEMORY] > least:
+        if growth["memory_share"] > GROWTH_SHARE_MAX and (
+            long or growth[MEMORY] > GROWTH_SHORT_BYTES_MAX
+        ):
             found.append(f"{name} grew by {100 * growth['memory_share']:.1f} %")
     return found
 

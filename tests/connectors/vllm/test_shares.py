@@ -13,9 +13,9 @@ SIZES = st.lists(st.lists(st.integers(1, 5000), max_size=20), max_size=5)
 
 def copy_of(group: int, sizes: list[int]) -> _Copy:
     keys = [BlockKey(bytes([group, at])) for at in range(len(sizes))]
-    count = list(range(len(sizes)))
+    places = list(range(len(sizes)))
     records = [memoryview(bytes(size)) for size in sizes]
-    return _Copy(group, keys, records, count, count, [None] * len(sizes), count)
+    return _Copy(group, keys, records, places, places, [None] * len(sizes), places)
 
 
 @given(SIZES, st.integers(1, 8))

@@ -71,7 +71,7 @@ def test_growth_from_the_second_quarter_to_the_last_fails(last, what) -> None:
 @pytest.mark.parametrize(
     ("leak", "what"),
     [
-        ({"rss_anon_bytes": 105 * MIB}, "engine grew by 5.0 %"),
+        ({"rss_anon_bytes": 103 * MIB}, "engine grew by 3.0 %"),
         ({"descriptors": 31}, "engine leaks descriptors: 1"),
     ],
 )
@@ -85,10 +85,8 @@ def test_a_leak_of_a_process_that_is_killed_later_fails(leak, what) -> None:
     ]
 
 
-def test_memory_that_goes_up_and_down_or_a_table_that_doubles_is_no_leak() -> None:
+def test_memory_that_goes_up_and_down_is_no_leak() -> None:
     samples = looks()
-    samples[3] = look(samples[3].at_s, rss_anon_bytes=103 * MIB)
-    assert not failures(report(samples))
     samples[3] = look(samples[3].at_s, rss_anon_bytes=130 * MIB)
     assert failures(report(samples)) == ["engine grew by 30.0 %"]
     samples.append(look(samples[3].at_s + 1))

@@ -148,7 +148,9 @@ def test_each_time_that_it_has_lost_by_hazard_it_asks_for_more() -> None:
     def switches_at(step: float) -> float:
         """Let the sum grow, for one order or the other, until it is enough."""
         shadows._ahead = 0.0
-        while not shadows._is_time_to_switch():
+        for _ in range(1000):
+            if shadows._is_time_to_switch():
+                break
             shadows._ahead += step
         return abs(shadows._ahead)
 
